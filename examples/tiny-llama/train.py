@@ -29,14 +29,29 @@ BOS, SYSTEM, USER, ASSISTANT, END = "<|begin|>", "<|system|>", "<|user|>", "<|as
 SPECIAL = (BOS, SYSTEM, USER, ASSISTANT, END)
 CHAT_TEMPLATE = (
     "{{- bos_token -}}"
-    "{%- for message in messages -%}"
-    "{%- if message.role not in ['system', 'user', 'assistant'] -%}"
-    "{{- raise_exception('role ' + message.role + ' is not known; use system, user or assistant') -}}"
+    "{%- if tools -%}"
+    "{{- '<|system|>You may call these tools:' -}}"
+    "{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}"
+    '{{- \'\\nA call is <tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>.<|end|>\' -}}'
     "{%- endif -%}"
-    "{{- '<|' + message.role + '|>' + message.content + '<|end|>' -}}"
+    "{%- for message in messages -%}"
+    "{%- if message.role not in ['system', 'user', 'assistant', 'tool'] -%}"
+    "{{- raise_exception('role ' + message.role + ' is not known; use system, user, assistant or tool') -}}"
+    "{%- endif -%}"
+    "{%- if message.role == 'tool' -%}"
+    "{{- '<|user|><tool_response>\\n' + message.content + '\\n</tool_response><|end|>' -}}"
+    "{%- else -%}"
+    "{{- '<|' + message.role + '|>' + message.content -}}"
+    "{%- for call in message.tool_calls or [] -%}"
+    "{{- '<tool_call>\\n{\"name\": ' + (call.function.name | tojson) + ', \"arguments\": ' -}}"
+    "{{- (call.function.arguments | tojson) + '}\\n</tool_call>' -}}"
+    "{%- endfor -%}"
+    "{{- '<|end|>' -}}"
+    "{%- endif -%}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
+"""The model was trained on no tools. The template takes them, so that clients that send tools can be tried."""
 VOCAB = 1024
 IGNORED = -100
 """Target of a position that the loss leaves out (torch's convention)."""

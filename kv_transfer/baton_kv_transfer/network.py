@@ -15,6 +15,7 @@ from typing import Protocol
 
 from baton_wire import reset
 from baton_wire.listening.complaints import Complaints
+from baton_wire.listening.sockets import ANY, bind
 from baton_wire.listening.source_address import source_of
 from baton_wire.session import Session
 
@@ -179,11 +180,8 @@ class Sockets:
     async def listen(self, host: str, port: int, on_connection: Callable[[Connection], None]) -> SocketListener:
         loop = asyncio.get_running_loop()
         infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = infos[0]
-        sock = socket.socket(family, kind, protocol)
+        sock = bind(host if host == ANY else str(infos[0][4][0]), port)
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
             sock.listen(128)
         except OSError:
             sock.close()

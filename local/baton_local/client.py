@@ -39,11 +39,12 @@ class ClientRequest:
     body: Mapping[str, Any]
     encoded: bytes | None = None
     """The whole body as JSON, if it was encoded ahead; `body` then lacks the prompt."""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def encode_ahead(self) -> ClientRequest:
         """The same request with its body already JSON, so that sending it costs nothing."""
         rest = {name: value for name, value in self.body.items() if name not in ("prompt", "messages")}
-        return ClientRequest(self.path, rest, json.dumps(self.body).encode())
+        return ClientRequest(self.path, rest, json.dumps(self.body).encode(), self.headers)
 
 
 def chat(model: str, text: str, *, stream: bool = True, **fields: object) -> ClientRequest:
@@ -105,6 +106,8 @@ class Answer:
     """True: `tokens` is the service's count."""
     prompt_tokens: int | None = None
     """Prompt tokens as the service counts them at the end; None: not reported."""
+    cached_tokens: int | None = None
+    """Prompt tokens that the service found in a cache, as it counts them; None: not reported."""
     fingerprint: str = ""
     ended_s: float = 0.0
     end: AnswerEnd = AnswerEnd.BROKEN
@@ -172,7 +175,7 @@ async def send(
     answer = Answer(now if due_s is None else due_s, now)
     try:
         data = json.dumps(request.body).encode() if request.encoded is None else request.encoded
-        async with session.post(endpoint + request.path, data=data, headers=_JSON) as response:
+        async with session.post(endpoint + request.path, data=data, headers=_JSON | request.headers) as response:
             if response.status != 200:
                 _refused(answer, f"HTTP {response.status}", await response.text())
                 answer.retry_after_s = _seconds(response.headers.get("Retry-After", ""))
@@ -266,6 +269,9 @@ def _count(answer: Answer, usage: object) -> None:
         answer.tokens, answer.is_counted = tokens, True
     if isinstance(tokens := usage.get("prompt_tokens"), int):
         answer.prompt_tokens = tokens
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict) and isinstance(tokens := details.get("cached_tokens"), int):
+        answer.cached_tokens = tokens
 
 
 def _take(choice: Mapping[str, Any], answer: Answer) -> tuple[str, bool]:

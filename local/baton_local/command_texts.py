@@ -1,4 +1,4 @@
-"""What each command does, in a paragraph, and an example of it."""
+"""Descriptions of the commands, each with an example."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def _add_compile(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    from baton_local.commands.bench import add_options
+    from baton_local.commands.bench_options import add_options
 
     add_options(parser)
 

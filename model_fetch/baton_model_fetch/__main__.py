@@ -17,8 +17,9 @@ from pathlib import Path
 
 from baton_model_fetch.cache_volume import ModelFolder
 from baton_model_fetch.credentials import Credentials
-from baton_model_fetch.errors import FetchError, SourceRefused
+from baton_model_fetch.errors import FetchError, SourceRefused, VolumeRefused
 from baton_model_fetch.fetching import Watch, fetch
+from baton_model_fetch.file_system import explain
 from baton_model_fetch.progress import write
 
 _log = logging.getLogger("baton.fetch")
@@ -57,15 +58,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         credentials = Credentials(options.credentials)
         asyncio.run(fetch(options.source, cache, credentials, _FileProgress(options.progress)))
-    except SourceRefused as error:
+    except (SourceRefused, VolumeRefused) as error:
         _log.error("refused: %s", error)
         return REFUSED
     except FetchError as error:
         _log.error("failed: %s", error)
         return 1
-    except OSError as error:  # a disk's error; one of `write` names no file
-        _log.error("failed: %s: %s", error.filename or cache.draft, error.strerror or error)
-        return 1
+    except OSError as error:
+        is_refusal, text = explain(error, cache.draft)
+        _log.error("%s: %s", "refused" if is_refusal else "failed", text)
+        return REFUSED if is_refusal else 1
     return 0
 
 

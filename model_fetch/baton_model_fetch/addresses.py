@@ -13,6 +13,8 @@ import socket
 from typing import Any, Final
 
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_INSIDE: Final = ("local", "localhost", "internal", "svc", "cluster", "lan", "home.arpa", "in-addr.arpa", "ip6.arpa")
+"""Ends of names that only networks of clusters, clouds and offices know."""
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -34,6 +36,21 @@ def _embedded(address: _Address) -> tuple[_Address, ...]:
         within.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     embedded = tuple(inner for inner in within if inner is not None)
     return embedded if address.ipv4_mapped or address in _NAT64 else (address, *embedded)
+
+
+def is_inside(host: str) -> bool:
+    """True for a host that by its name is not on the public internet: an address that is not public in any spelling,
+    a name without a dot, or one with an end such as `.svc` or `.internal`. A proxy that resolves names gets no other
+    judgement."""
+    name = host.rstrip(".").lower()
+    try:
+        return not is_public(name)
+    except ValueError:
+        pass
+    try:
+        return not is_public(socket.inet_ntoa(socket.inet_aton(name)))  # 0x7f.1 and such
+    except OSError:
+        return "." not in name or name.endswith(tuple(f".{end}" for end in _INSIDE))
 
 
 def public_socket(info: tuple[Any, ...]) -> socket.socket:

@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gzip
 import hashlib
 import json
-import os
 import shutil
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
-from baton_model_fetch.errors import Damaged, Interrupted, SourceRefused
+from baton_model_fetch import folder_lock
+from baton_model_fetch.errors import Damaged, SourceRefused, VolumeRefused
+from baton_model_fetch.file_system import VolumeModes, move_folder, sync, sync_folder
 from baton_model_fetch.listing import RemoteFile, is_wanted, safe_path
 
 RECORD = "baton-files.json"
@@ -34,6 +34,7 @@ MOST_UNPACKED, SLACK_BYTES = 8, 256 << 20
 class ModelFolder:
     folder: Path
     key: str
+    modes: VolumeModes = field(default_factory=VolumeModes, compare=False, repr=False)
 
     @property
     def model(self) -> Path:
@@ -53,27 +54,24 @@ class ModelFolder:
             return False
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[folder_lock.HeldLock]:
         """Hold the model's lock: a Pod that was given up may still run. Raises Interrupted while another has it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f".fetching-{self.key}.lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Interrupted("another process fetches the same model into this cache") from None
-            yield
+        with folder_lock.hold(self.folder / f".fetching-{self.key}.lock") as lock:
+            yield lock
 
     def prepare(self, source: str, files: Iterable[RemoteFile]) -> dict[RemoteFile, Path]:
         """The path of each file. Keeps files that an earlier try fetched, where a hash can prove that they are the
-        same. Raises Interrupted where there is no room for the files."""
+        same. Raises VolumeRefused where there is no room for the files, or where two names are one."""
         self.draft.mkdir(exist_ok=True)
-        _make_writable(self.draft)  # a try may have ended just before its rename
+        self.modes.make_writable(self.draft)  # a try may have ended just before its rename
         files = tuple(files)
         listing = self.draft / "listing"
         if not listing.is_file() or listing.read_text(encoding="ascii") != _identity(files):
             shutil.rmtree(self.draft)
             self.draft.mkdir()
             listing.write_text(_identity(files), encoding="ascii")
+        self._check_names(files)
         wanted = {file: self.draft / ("archives" if file.is_archive else "files") / file.path for file in files}
         keep = {path for file, path in wanted.items() if file.hash_kind is not None} | {listing}
         for path in self.draft.rglob("*"):
@@ -84,12 +82,24 @@ class ModelFolder:
         self._check_space(sum(file.size for file in wanted), source)
         return wanted
 
+    def _check_names(self, files: tuple[RemoteFile, ...]) -> None:
+        """Raises VolumeRefused where names that differ in case alone are one file."""
+        if not (self.draft / "LISTING").exists():
+            return
+        by_name: dict[str, str] = {}
+        for file in files:
+            twin = by_name.setdefault(file.path.casefold(), file.path)
+            if twin != file.path:
+                raise VolumeRefused(f"the volume does not tell {file.path!r} from {twin!r}: it ignores case")
+
     def _check_space(self, size: int, source: str) -> None:
         have = sum(path.stat().st_size for path in self.draft.rglob("*") if path.is_file())
-        free = shutil.disk_usage(self.folder).free
-        if size - have > free:
-            missing = (size - have - free) / (1 << 30)
-            raise Interrupted(f"{source} needs {missing:.1f} GiB more than the cache has: raise spec.model.cache.size")
+        usage = shutil.disk_usage(self.folder)
+        if usage.total > 0 and size - have > usage.free:  # some network file systems report no size at all
+            missing = (size - have - usage.free) / (1 << 30)
+            raise VolumeRefused(
+                f"{source} needs {missing:.1f} GiB more than the cache has: raise spec.model.cache.size"
+            )
 
     def publish(self, source: str, files: Iterable[RemoteFile]) -> int:
         """Make the fetched files the model; returns their bytes. Raises Damaged without a config.json, OSError."""
@@ -104,14 +114,15 @@ class ModelFolder:
         with (root / RECORD).open("w", encoding="utf-8") as record:
             json.dump({"source": source, "files": sizes}, record, sort_keys=True)
             record.flush()
-            os.fsync(record.fileno())
-        for path in sorted(root.rglob("*"), reverse=True):
-            path.chmod(FOLDER_MODE if path.is_dir() else FILE_MODE)
+            sync(record.fileno())
         if self.model.exists():  # incomplete, or nothing would be fetched
-            _remove(self.model)
-        root.rename(self.model)
-        self.model.chmod(FOLDER_MODE)
-        _sync_folder(self.folder)
+            self.modes.make_writable(self.model)
+            shutil.rmtree(self.model)
+        move_folder(root, self.model, last=RECORD)
+        for path in sorted(self.model.rglob("*"), reverse=True):
+            self.modes.set(path, FOLDER_MODE if path.is_dir() else FILE_MODE)
+        self.modes.set(self.model, FOLDER_MODE)
+        sync_folder(self.folder)
         shutil.rmtree(self.draft, ignore_errors=True)
         return sum(sizes.values())
 
@@ -165,7 +176,7 @@ def _unpacked(archive: Path) -> IO[bytes]:
 def _copy(content: IO[bytes], out: IO[bytes]) -> None:
     shutil.copyfileobj(content, out, 4 << 20)
     out.flush()
-    os.fsync(out.fileno())
+    sync(out.fileno())
 
 
 def _root(content: Path) -> Path:
@@ -186,23 +197,3 @@ def _identity(files: tuple[RemoteFile, ...]) -> str:
     """Equal for listings of the same content: a bucket's objects may change between two tries."""
     known = [(file.path, file.size, file.digest, file.headers.get("If-Match", "")) for file in files]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()
-
-
-def _make_writable(folder: Path) -> None:
-    folder.chmod(0o755)
-    for path in folder.rglob("*"):
-        if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() else 0o644)
-
-
-def _remove(folder: Path) -> None:
-    _make_writable(folder)
-    shutil.rmtree(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO
 
 from baton_model_fetch import web
 from baton_model_fetch.errors import Damaged, Interrupted
+from baton_model_fetch.file_system import sync
 from baton_model_fetch.listing import RemoteFile, hasher
+from baton_wire.whole_file import with_path
 
 _log = logging.getLogger("baton.fetch")
 
@@ -58,10 +60,19 @@ async def _continue(session: web.SourceSession, file: RemoteFile, path: Path, si
                 size += len(chunk)
                 if size > file.size:
                     raise Damaged(f"{file.path}: over {file.size} bytes came")
-                await asyncio.to_thread(out.write, chunk)
+                await asyncio.to_thread(_write, out, chunk, path)
         if size < file.size:
             raise Interrupted(f"{file.path}: {size} of {file.size} bytes came")
         return amend(file, reply.headers)
+
+
+def _write(out: IO[bytes], chunk: bytes, path: Path) -> None:
+    """Raises OSError with the file's name, which tells it from errors of the network."""
+    try:
+        out.write(chunk)
+        out.flush()
+    except OSError as error:
+        raise with_path(error, path) from error
 
 
 def _size(path: Path) -> int:
@@ -74,7 +85,7 @@ def verify(file: RemoteFile, path: Path) -> None:
     with path.open("rb") as content:
         while digest is not None and (chunk := content.read(CHUNK)):
             digest.update(chunk)
-        os.fsync(content.fileno())
+        sync(content.fileno())
     size = path.stat().st_size
     if size != file.size:
         raise Damaged(f"{file.path}: has {size} bytes, must have {file.size}")

@@ -2,6 +2,7 @@
 
 FetchError
 ├── SourceRefused asking again will not help: no such model, no access, a broken source; the Job's message
+├── VolumeRefused asking again will not help: the cache volume has no room, or lacks what a fetch needs
 ├── Damaged       what arrived is not what the source said it would be
 └── Interrupted   a time-out, a lost connection or a server's 5xx: worth another try
 """
@@ -14,6 +15,10 @@ class FetchError(Exception):
 
 
 class SourceRefused(FetchError):
+    pass
+
+
+class VolumeRefused(FetchError):
     pass
 
 

@@ -86,7 +86,10 @@ class Watch:
 async def fetch(source: str, cache: ModelFolder, credentials: Credentials, watch: Watch | None = None) -> None:
     """Bring the model into the cache, unless it is there. Raises FetchError, OSError."""
     watch = watch or Watch()
-    with cache.alone():
+    if cache.is_whole():  # asked without the lock, which a read-only volume cannot have
+        _log.info("%s is there already: %s", source, cache.model)
+        return
+    with cache.alone() as lock:
         if cache.is_whole():
             _log.info("%s is there already: %s", source, cache.model)
             return
@@ -104,6 +107,7 @@ async def fetch(source: str, cache: ModelFolder, credentials: Credentials, watch
                 for path in first.values():
                     watch.on_described(path)
                 await _download_all(session, places, listing)
+        lock.check()
         size = await asyncio.to_thread(cache.publish, source, listing.files)
         took = time.monotonic() - started
         _log.info("%s is at %s: %.3f GiB in %.1f s", source, cache.model, size / (1 << 30), took)

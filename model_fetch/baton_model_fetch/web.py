@@ -1,13 +1,13 @@
 """HTTP for fetching: allowed hosts, a deadline on every wait, status codes turned into our errors.
 
 Hosts that the credentials name may have any address, as they are configured. All others, wherever a source or a
-redirect points, are asked over https, at public addresses, and without any secret.
+redirect points, are asked over https, at public addresses, and without any secret. A proxy that the environment names
+resolves names itself: what is inside by its name is refused before the proxy is asked.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from urllib.request import getproxies, proxy_bypass
@@ -15,15 +15,16 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from yarl import URL
 
-from baton_model_fetch.addresses import PrivateAddressError, public_socket
-from baton_model_fetch.errors import Damaged, Interrupted, SourceRefused
+from baton_model_fetch.addresses import PrivateAddressError, is_inside, public_socket
+from baton_model_fetch.errors import Damaged, FetchError, Interrupted, SourceRefused
 
 CONNECT_S, READ_S = 20.0, 60.0
 MAX_REPLY_BYTES = 32 << 20
 MAX_REDIRECTS = 5
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 _WORDS = {401: "credentials are missing or not accepted", 403: "no access", 404: "not found", 410: "gone"}
+_NAME_IT = "name its host in the credentials' hosts"
+_PROXY_REFUSALS = {401, 403, 405, 407}
 _REDIRECTS = {301, 302, 303, 307, 308}
 _FOR_ANY_HOST = {"accept", "accept-encoding", "range"}
 """Headers that are also sent to another server than the first one."""
@@ -47,7 +48,11 @@ class SourceSession:
             return self.trusting
         if url.scheme != "https":
             raise SourceRefused(f"{place(str(url))}: not asked without TLS: the credentials do not name its host")
-        return self.trusting if "https" in getproxies() and not proxy_bypass(host) else self.wary
+        if "https" not in getproxies() or proxy_bypass(host):
+            return self.wary
+        if is_inside(host):
+            raise SourceRefused(f"{place(str(url))}: {host} is not a public address: {_NAME_IT}")
+        return self.trusting
 
 
 @contextlib.asynccontextmanager
@@ -81,15 +86,30 @@ async def opened(
             if at.origin() != before.origin():
                 sent = {name: value for name, value in sent.items() if name.lower() in _FOR_ANY_HOST}
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        if isinstance(error, aiohttp.ClientConnectorError) and _is_private(error.os_error):
-            why = error.os_error.strerror or str(error.os_error)
-            raise SourceRefused(f"{place(str(at))}: {why}: name its host in the credentials' hosts") from error
-        if isinstance(error, aiohttp.InvalidURL):
-            raise SourceRefused(f"{place(str(at))}: not an address that can be asked") from error
-        if isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK_ERRORS):
+        if isinstance(error, OSError) and error.filename is not None:  # the volume's
             raise
-        raise Interrupted(f"{place(url)}: {type(error).__name__}: {error}") from error
+        raise _explain(error, str(at)) from error
     raise SourceRefused(f"{place(url)}: over {MAX_REDIRECTS} redirects")
+
+
+def _explain(error: TimeoutError | aiohttp.ClientError | OSError, url: str) -> FetchError:
+    """The error of a request as one of ours. A certificate and a proxy's refusal stay what they are in another try."""
+    where = place(url)
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        why = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
+        trust = "for a private authority, its certificate has to be in fetch.caBundle of the chart (SSL_CERT_FILE)"
+        return SourceRefused(f"{where}: certificate verify failed: {why}: {trust}")
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        text = f"{where}: the proxy answers HTTP {error.status}"
+        refused = error.status in _PROXY_REFUSALS
+        return SourceRefused(f"{text}: it refuses this host or wants a login") if refused else Interrupted(text)
+    if isinstance(error, aiohttp.ClientProxyConnectionError):
+        return Interrupted(f"{where}: the proxy {error.host}:{error.port} cannot be reached: {error.os_error}")
+    if isinstance(error, aiohttp.ClientConnectorError) and _is_private(error.os_error):
+        return SourceRefused(f"{where}: {error.os_error.strerror or error.os_error}: {_NAME_IT}")
+    if isinstance(error, aiohttp.InvalidURL):
+        return SourceRefused(f"{where}: not an address that can be asked")
+    return Interrupted(f"{where}: {type(error).__name__}: {error}")
 
 
 def _joined(at: URL, target: str) -> URL:

@@ -6,9 +6,11 @@ Exit status: 0 after a stop signal, 1 when the Lease was lost or something else 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import logging
 import os
+import random
 import secrets
 import socket
 import sys
@@ -17,18 +19,19 @@ from collections.abc import Callable, Coroutine
 from baton_control.sizing.metrics import SizingMetrics
 from baton_operator import health, metrics
 from baton_operator.gateway_links import DeploymentLinks
+from baton_operator.kube.backoff import Backoff
 from baton_operator.kube.claims import Claims, claim_name
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kopf.watch_stream import KopfStream
-from baton_operator.kube.kube_api import KubeApi
+from baton_operator.kube.kube_api import KubeApi, KubeError
 from baton_operator.kube.kubeconfig import KubeConfigError, load
 from baton_operator.kube.lease import Lease, LeaseLost
 from baton_operator.kube.reach import Scope
 from baton_operator.kube.secrets_guard import SecretsUnguarded, check_secrets_guarded
 from baton_operator.kube.server_version import lacks, look, warnings
 from baton_operator.kube.streams import TooManyNamespaces, raise_open_files, scopes_for, shrink_read_buffers
-from baton_operator.master_keys import MasterKeys, MasterKeysError
+from baton_operator.master_keys import KeyFolder, KeySecret, MasterKeys, MasterKeysError
 from baton_operator.objects.allowed_env import idle_entries
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
@@ -51,8 +54,6 @@ def _unchanged(api: KubeApi) -> KubeApi:
 async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _unchanged) -> None:
     """Run one process from start to end; `adapt` wraps its API client. Raises LeaseLost, StalledError,
     MasterKeysError, KubeConfigError, TooManyNamespaces, SecretsUnguarded."""
-    keys = MasterKeys(settings.master_keys)
-    installation = Installation(lambda: settings.platform, keys)
     stop = asyncio.Event()
 
     def listen_to_signals() -> None:
@@ -68,11 +69,16 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _unchang
         contextlib.AsyncExitStack() as open_now,
     ):
         api = adapt(session)
+        keys = MasterKeys(_key_source(api, settings))
+        await _check_folder(keys, settings)
+        installation = Installation(lambda: settings.platform, keys)
         metrics.REGISTRY.register(metrics.ApiCalls(lambda: session.calls))
         scopes: tuple[Scope, ...] = ()
         missing: tuple[str, ...] = ()
         """Features that the server lacks."""
         started: Runtime | None = None
+        no_keys: collections.deque[str] = collections.deque(maxlen=1)
+        """Why the master keys could not be read the last time."""
 
         async def choose() -> None:
             nonlocal scopes, missing
@@ -80,10 +86,12 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _unchang
             missing = warnings(version)
             metrics.server_lacks(feature.name for feature in lacks(version))
             await check_secrets_guarded(api, settings.namespaces)
+            await _load_first_keys(keys, no_keys.append)
             scopes = await scopes_for(api, settings.namespaces, open_files)
 
         def waits() -> str | None:
-            return f"waits for the API server at {session.server}; the log says why" if started is None else None
+            why = no_keys[-1] if no_keys else f"waits for the API server at {session.server}; the log says why"
+            return why if started is None else None
 
         def problems() -> list[str]:
             closed = [f"namespace {name} cannot be read: {why}" for name, why in custom.reach.problems().items()]
@@ -128,6 +136,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _unchang
         open_now.push_async_callback(_end, streaming)
         if not await _finishes_before(stop, lease.acquire() if lease is not None else asyncio.sleep(0)):
             return
+        await _reread_keys(keys)  # a standby does not follow rotations
         links.is_active = True
         metrics.is_active(True)
         try:
@@ -170,15 +179,50 @@ async def _run_active(
         raise RuntimeError(f"{task.get_name()} ended by itself")
 
 
+def _key_source(api: KubeApi, settings: Settings) -> KeyFolder | KeySecret:
+    if settings.master_keys is not None:
+        return KeyFolder(settings.master_keys)
+    assert settings.master_key_secret is not None
+    return KeySecret(api, settings.own_namespace, settings.master_key_secret)
+
+
+async def _check_folder(keys: MasterKeys, settings: Settings) -> None:
+    """Read a folder of master keys before the server is asked, so that an unusable one ends the process at once. Raises
+    MasterKeysError."""
+    if settings.master_keys is not None:
+        await keys.load()
+
+
+async def _load_first_keys(keys: MasterKeys, waits: Callable[[str], None]) -> None:
+    """Read the master keys, or make them, waiting for a server that does not answer or does not allow it yet; `waits`
+    gets what it waits for. Raises MasterKeysError."""
+    backoff = Backoff(random.Random())
+    while not keys():
+        try:
+            await keys.load()
+        except KubeError as error:
+            log.warning("master keys: %s", error)
+            waits(f"waits for the master keys: {error}")
+            await asyncio.sleep(backoff.after(error))
+
+
+async def _reread_keys(keys: MasterKeys) -> bool:
+    """Read the master keys again; whether they have changed. Keys that cannot be read leave the old ones in use."""
+    try:
+        changed = await keys.load()
+    except (MasterKeysError, KubeError) as error:
+        log.error("%s: the old keys stay in use", error)
+        return False
+    if changed:
+        log.info("the master keys have changed: %s", ", ".join(keys()))
+    return changed
+
+
 async def _reload_keys(runtime: Runtime, keys: MasterKeys) -> None:
     while True:
         await asyncio.sleep(KEYS_S)
-        try:
-            if keys.reload():
-                log.info("the master keys have changed: %s", ", ".join(keys()))
-                runtime.offer_all()
-        except MasterKeysError as error:
-            log.error("%s: the old keys stay in use", error)
+        if await _reread_keys(keys):
+            runtime.offer_all()
 
 
 async def _watch_progress(runtime: Runtime) -> None:

@@ -30,7 +30,10 @@ class Settings:
     """The namespaces to watch; None: all."""
     own_namespace: str
     platform: Platform
-    master_keys: Path
+    master_keys: Path | None
+    """The folder with the master keys; None: they are in `master_key_secret`."""
+    master_key_secret: str | None
+    """The Secret in the operator's namespace with the master keys, which the operator makes when it is absent."""
     listen: tuple[str, int]
     """Health and metrics."""
     gateway_listen: tuple[str, int] | None
@@ -59,7 +62,13 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument("--worker-image", required=True, help="IMAGE@sha256:DIGEST of new workers")
     parser.add_argument("--gateway-image", required=True, help="IMAGE@sha256:DIGEST of new gateways")
     parser.add_argument("--python", default="python", help="the interpreter in these images")
-    parser.add_argument("--master-keys", required=True, type=Path, help="folder with master keys, one file each")
+    masters = parser.add_mutually_exclusive_group(required=True)
+    masters.add_argument("--master-keys", type=Path, help="folder with master keys, one file each")
+    masters.add_argument(
+        "--master-key-secret",
+        metavar="NAME",
+        help="Secret in the operator's namespace with master keys; made when it is absent, never changed",
+    )
     parser.add_argument("--monitoring-namespace", help="namespace that may read metrics")
     parser.add_argument("--pod-monitors", action="store_true", help="make PodMonitors for all deployments")
     parser.add_argument("--prometheus-rules", action="store_true", help="make PrometheusRules for all deployments")
@@ -117,6 +126,7 @@ def parse(argv: list[str]) -> Settings:
         own_namespace=given.own_namespace,
         platform=platform,
         master_keys=given.master_keys,
+        master_key_secret=given.master_key_secret,
         listen=_address(parser, "--listen", given.listen),
         gateway_listen=None
         if given.gateway_listen == "none"

@@ -1,12 +1,9 @@
-"""The flags of the operator's process and its master keys: what is allowed, what is refused, and no key is shown."""
+"""The flags of the operator's process: what is allowed and what is refused."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from baton_operator.master_keys import MAX_KEYS, MasterKeys, MasterKeysError
 from baton_operator.settings import RoutableFrom, Settings, parse
 
 IMAGE = "registry.example.com/baton@sha256:" + "a" * 64
@@ -56,6 +53,7 @@ def test_without_links_workers_are_judged_by_readiness() -> None:
         ["--calls-per-s=0"],
         ["--all-namespaces", "--namespaces=a"],
         ["--routable-from=hope"],
+        ["--master-key-secret=both"],
     ],
 )
 def test_what_makes_no_sense_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,47 +61,3 @@ def test_what_makes_no_sense_is_refused(flags: list[str], capsys: pytest.Capture
         parsed(*flags)
     assert caught.value.code == 2
     assert flags[-1].partition("=")[0].removeprefix("--").split("-")[0] in capsys.readouterr().err
-
-
-def folder(at: Path, **files: str) -> Path:
-    for name, content in files.items():
-        (at / name).write_text(content)
-    return at
-
-
-def test_rotated_keys_are_found_and_a_bad_set_leaves_the_old_one_standing(tmp_path: Path) -> None:
-    keys = MasterKeys(folder(tmp_path, first="a" * 32))
-    assert not keys.reload()
-    folder(tmp_path, second="b" * 40)
-    assert keys.reload()
-    assert sorted(keys()) == ["first", "second"]
-    folder(tmp_path, third="short")
-    with pytest.raises(MasterKeysError, match="third has 5 bytes"):
-        keys.reload()
-    assert sorted(keys()) == ["first", "second"]
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({}, "no file"),
-        ({"Upper": "a" * 32}, "'Upper' is not allowed"),
-        ({"x" * 33: "a" * 32}, "not allowed"),
-        ({"short": "secret-but-short"}, "short has 16 bytes"),
-        ({f"k{number}": "a" * 32 for number in range(MAX_KEYS + 1)}, "at most 16"),
-    ],
-)
-def test_unusable_keys_are_named_and_never_shown(tmp_path: Path, files: dict[str, str], message: str) -> None:
-    with pytest.raises(MasterKeysError, match=message) as caught:
-        MasterKeys(folder(tmp_path, **files))
-    assert "secret" not in str(caught.value)
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MasterKeysError, match="absent"):
-        MasterKeys(tmp_path / "absent")
-
-
-def test_what_kubernetes_keeps_beside_the_keys_is_skipped(tmp_path: Path) -> None:
-    (tmp_path / "..data").mkdir()
-    assert list(MasterKeys(folder(tmp_path, first="a" * 32, **{".hidden": "x"}))()) == ["first"]

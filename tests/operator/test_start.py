@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.server
 import json
@@ -15,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -42,8 +44,21 @@ def test_told_to_stop_while_it_waits_it_stops(tmp_path: Path) -> None:
         assert process.wait(30) == 0
 
 
+def test_it_makes_its_master_key_as_soon_as_it_may_and_says_what_it_waits_for(tmp_path: Path) -> None:
+    at, secrets = f"http://127.0.0.1:{(port := free_port())}", SecretsServer()
+    with operator(tmp_path, at, "--master-key-secret=masters") as (_, health), answering(port, secrets.handler()):
+        wait_for(lambda: get_status(f"{health}/health/live"), "an answer", 60)
+        wait_for(lambda: "waits for the master keys: " in ready(health)[1] or None, "a reason", 60)
+        assert secrets.made == []
+        secrets.is_allowed = True
+        wait_for(lambda: ready(health)[0] == 200 or None, "a ready operator", 60)
+    (made,) = secrets.made
+    assert made["metadata"]["name"] == "masters"
+    assert {name: len(base64.b64decode(key)) for name, key in made["data"].items()} == {"first": 64}
+
+
 @contextlib.contextmanager
-def operator(folder: Path, server: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def operator(folder: Path, server: str, keys_flag: str = "") -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """The process, and where it tells how it is."""
     keys, config, port = folder / "keys", folder / "kubeconfig", free_port()
     keys.mkdir()
@@ -52,7 +67,7 @@ def operator(folder: Path, server: str) -> Iterator[tuple[subprocess.Popen[bytes
     parts = {plural: [named] for plural in ("clusters", "users", "contexts")}
     config.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "a", **parts}))
     command = [sys.executable, "-m", "baton_operator", "--namespaces=a", "--own-namespace=a", "--gateway-listen=none"]
-    command += [f"--worker-image={IMAGE}", f"--gateway-image={IMAGE}", f"--master-keys={keys}"]
+    command += [f"--worker-image={IMAGE}", f"--gateway-image={IMAGE}", keys_flag or f"--master-keys={keys}"]
     command.append(f"--listen=127.0.0.1:{port}")
     with subprocess.Popen(command, env={**os.environ, "KUBECONFIG": str(config)}) as process:
         try:
@@ -62,9 +77,9 @@ def operator(folder: Path, server: str) -> Iterator[tuple[subprocess.Popen[bytes
 
 
 @contextlib.contextmanager
-def answering(port: int) -> Iterator[None]:
-    """A server that says its version, and knows nothing else."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Versioned) as server:
+def answering(port: int, handler: type[http.server.BaseHTTPRequestHandler] | None = None) -> Iterator[None]:
+    """A server that knows its version and what its handler knows."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler or Versioned) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -76,14 +91,47 @@ def answering(port: int) -> Iterator[None]:
 
 class Versioned(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        body = json.dumps({"gitVersion": "v1.33.0"}).encode()
-        self.send_response(200 if self.path == "/version" else 404)
+        self.answer(200 if self.path == "/version" else 404, {"gitVersion": "v1.33.0"})
+
+    def answer(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Nothing: what it is asked is no matter."""
+
+
+class SecretsServer:
+    """A server that takes Secrets once that is allowed."""
+
+    def __init__(self) -> None:
+        self.is_allowed = False
+        self.made: list[dict[str, Any]] = []
+
+    def handler(self) -> type[Versioned]:
+        secrets = self
+
+        class Handler(Versioned):
+            def do_GET(self) -> None:
+                if "/secrets/" not in self.path:
+                    super().do_GET()
+                elif secrets.is_allowed:
+                    self.answer(200 if secrets.made else 404, secrets.made[0] if secrets.made else {})
+                else:
+                    self.answer(403, {"reason": "Forbidden", "message": "secrets is forbidden"})
+
+            def do_POST(self) -> None:
+                content = self.rfile.read(int(self.headers["Content-Length"]))
+                if "/secrets" in self.path:
+                    secrets.made.append(json.loads(content))
+                    self.answer(201, secrets.made[-1])
+                else:
+                    self.answer(404, {})
+
+        return Handler
 
 
 def ready(health: str) -> tuple[int, str]:

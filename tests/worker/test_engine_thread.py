@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton_engine.memory.place_journal import PlaceChanges
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, Reserved, SchedulerEvent, SequenceSpec
@@ -195,3 +196,34 @@ def test_load_is_what_runs_what_waits_and_what_was_not_looked_at_yet() -> None:
     thread.turn()  # the next step is launched ahead
     thread.turn()
     assert load() == (0, 0, 0)
+
+
+def test_a_waiting_prompt_counts_what_it_probably_misses_until_it_starts() -> None:
+    """Else a session that is cached here looks like a long queue, and goes elsewhere to be computed again."""
+    scheduler, record = Scheduler(CONFIG), EngineRecord()
+    stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool, is_ready=lambda: False))
+    thread = EngineThread(scheduler, stepper, record.events, record.cancelled, record.crashed)
+    for number, estimate in enumerate((2, 99, None)):
+        thread.post(Submit(replace(spec(), key=RequestKey(bytes([number]) * 16, 1), missing_tokens=estimate)))
+    assert worker_state(thread.snapshot, draining=False).waiting_tokens == 2 + 5 + 5
+    for number in range(3):
+        scheduler.submit(replace(spec(), key=RequestKey(bytes([9 + number]) * 16, 1), missing_tokens=number), 0.0)
+    assert scheduler.stats().waiting_tokens == 0 + 1 + 2
+    scheduler.check()
+    thread.turn()
+    scheduler.check()
+
+
+def test_changes_of_the_prefix_cache_are_handed_out() -> None:
+    now = 0.0
+    scheduler, record = Scheduler(CONFIG), EngineRecord()
+    stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool))
+    thread = EngineThread(scheduler, stepper, record.events, record.cancelled, record.crashed, lambda: now)
+    changes: list[PlaceChanges] = []
+    thread.on_places = changes.append
+    thread.post(Submit(spec()))
+    for _ in range(8):
+        now += 0.01
+        thread.turn()
+    (first, *_) = changes
+    assert [blocks for _, blocks in first.added] == [1]

@@ -2,6 +2,16 @@
 {{- if eq .Release.Name "baton" -}}baton-operator{{- else -}}{{ printf "%s-baton-operator" .Release.Name | trunc 63 | trimSuffix "-" }}{{- end -}}
 {{- end }}
 
+{{- /* Of objects outside the release's namespace, where releases of one name from several namespaces meet. */ -}}
+{{- define "baton.clusterName" -}}
+{{ .Release.Namespace }}-{{ include "baton.name" . }}
+{{- end }}
+
+{{- define "baton.image" -}}
+{{- $field := printf "images.%s" .name }}
+{{- required (printf "%s: must be IMAGE@sha256:DIGEST; make images prints the digests" $field) (get .images .name) }}
+{{- end }}
+
 {{- define "baton.selector" -}}
 app.kubernetes.io/name: baton-operator
 app.kubernetes.io/instance: {{ .Release.Name }}

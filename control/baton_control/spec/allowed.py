@@ -12,7 +12,8 @@ from pydantic.fields import FieldInfo
 
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.base_model import Model
-from baton_control.spec.quantities import Allowed, Quantity
+from baton_control.spec.quantities import Quantity
+from baton_control.spec.resource_quantities import Allowed
 
 KEY_WORDS = "named by a Kubernetes key such as example.com/tier"
 

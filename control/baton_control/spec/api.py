@@ -15,7 +15,6 @@ from baton_control.spec.base_model import Model, broken_rule
 from baton_control.spec.gateway_fields import GatewaySpec
 from baton_control.spec.pools import MAX_REPLICAS, PoolSpec
 from baton_control.spec.quantities import (
-    Allowed,
     AnnotationValue,
     DeploymentName,
     Duration,
@@ -28,6 +27,7 @@ from baton_control.spec.quantities import (
     Weekday,
 )
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, RESERVED_LABELS, refuse_reserved
+from baton_control.spec.resource_quantities import Allowed
 from baton_control.spec.served_model import ModelSpec
 
 API_VERSION = "baton.dev/v1alpha1"

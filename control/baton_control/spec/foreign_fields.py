@@ -42,7 +42,7 @@ FOREIGN: Mapping[str, str] = {
 
 
 def foreign_field(name: str) -> str:
-    """What another system's field is called here; empty for a name that is nobody's.
+    """The words for another system's field; empty for a name that no known system has.
 
     >>> foreign_field("minReplicas")
     "KServe's minReplicas is replicas: {min: N} of spec.prefill and spec.decode here"

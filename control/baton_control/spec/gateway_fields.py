@@ -8,9 +8,10 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from baton_control.spec.base_model import Model, broken_rule
-from baton_control.spec.placing import PlacementSpec, ResourceSpec
+from baton_control.spec.placing import PlacementSpec
 from baton_control.spec.quantities import AnnotationValue, Duration, Label, ObjectName, Origin, QualifiedName
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, refuse_reserved
+from baton_control.spec.resources import ResourceSpec
 
 
 class ServiceType(enum.StrEnum):

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from baton_control.spec.quantities import Allowed
+from baton_control.spec.resource_quantities import Allowed
 
 
 class Scheme(enum.StrEnum):

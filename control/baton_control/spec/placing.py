@@ -1,4 +1,4 @@
-"""Fields of every kind of Pod: its nodes, the spread of equal Pods, and its resources."""
+"""Fields of every kind of Pod: its nodes, and the spread of equal Pods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from baton_control.spec.base_model import Model, broken_rule
 from baton_control.spec.pod_affinity import NodeTermSpec, PodTermSpec
-from baton_control.spec.quantities import CpuQuantity, LabelValue, MemoryText, QualifiedName
+from baton_control.spec.quantities import LabelValue, QualifiedName
 
 
 class TolerationSpec(Model):
@@ -38,15 +38,6 @@ class NodesSpec(Model):
     """Labels that a node must have."""
     tolerations: Annotated[tuple[TolerationSpec, ...], Field(max_length=16, strict=False)] = ()
     """Taints that the Pods tolerate."""
-
-
-class ResourceSpec(Model):
-    """Resource requests of one Pod."""
-
-    cpu: CpuQuantity | None = None
-    """CPU request, without a limit; on CPU pools also the number of compute threads. Unset: no request, one thread."""
-    memory: MemoryText | None = None
-    """Memory request and limit. Unset: neither."""
 
 
 class PlacementSpec(NodesSpec):

@@ -10,8 +10,9 @@ from typing import Annotated, Final, Literal
 from pydantic import StringConstraints, model_validator
 
 from baton_control.spec.base_model import Model, broken_rule
-from baton_control.spec.quantities import Allowed, AnnotationValue, Label, MemoryText, ObjectName
+from baton_control.spec.quantities import AnnotationValue, Label, MemoryText, ObjectName
 from baton_control.spec.reserved_env import is_reserved
+from baton_control.spec.resource_quantities import Allowed
 
 RESERVED_VOLUMES: Final = ("keys", "run", "tmp", "model", "shm", "hugepages")
 

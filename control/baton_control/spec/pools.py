@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from baton_control.spec.base_model import Model, broken_rule
 from baton_control.spec.engine_sizes import EngineSpec
-from baton_control.spec.placing import PlacementSpec, ResourceSpec
+from baton_control.spec.placing import PlacementSpec
 from baton_control.spec.pod_options import ArgumentSpec, EnvSpec, HugepagesSpec, VolumeSpec
 from baton_control.spec.quantities import (
     AnnotationValue,
@@ -21,6 +21,7 @@ from baton_control.spec.quantities import (
     ResourceName,
 )
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, refuse_reserved
+from baton_control.spec.resources import ResourceSpec
 
 MAX_REPLICAS = 1024
 

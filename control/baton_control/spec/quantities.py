@@ -13,19 +13,14 @@ from dataclasses import dataclass
 from typing import Annotated, Generic, TypeVar
 
 from pydantic import GetCoreSchemaHandler, StringConstraints
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, core_schema
+
+from baton_control.spec.resource_quantities import BYTES, CPUS, Allowed, written
 
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _KEY = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 
 Number = TypeVar("Number", int, float)
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Annotates a type with what it allows, in words that fit after "must be"."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +32,18 @@ class Quantity(Allowed, Generic[Number]):
     """Regular expression of the whole text, for readers other than Python too."""
     units: tuple[tuple[str, float], ...]
     """Each ending of the text, with the factor that it stands for."""
-    number: Callable[[float], Number]
-    """Type of the number in Baton."""
+    number: Callable[[str], Number]
+    """Reads a text that the pattern matches."""
+    takes_integers: bool = False
+    """True: a manifest may also write a plain integer."""
 
     def parse(self, value: object) -> Number:
         """The number that a text means. Raises PydanticCustomError for anything else.
 
-        >>> DURATION.parse("1.5s"), MEMORY.parse("2Ki"), RATE.parse("10GB/s")
-        (1.5, 2048, 10000000000.0)
+        >>> DURATION.parse("1m30s"), MEMORY.parse("1.5Ki"), RATE.parse("10GB/s")
+        (90.0, 1536, 10000000000.0)
         """
-        if not isinstance(value, str) or re.fullmatch(self.pattern[1:-1], value) is None:
-            raise PydanticCustomError("quantity", "not a quantity")
-        digits = re.match(r"[0-9.]+", value)
-        assert digits is not None
-        return self.number(float(digits.group()) * dict(self.units)[value[digits.end() :]])
+        return self.number(written(value, self.pattern, takes_integers=self.takes_integers))
 
     def show(self, value: float) -> str:
         """A number as a manifest would write it.
@@ -66,26 +59,38 @@ class Quantity(Allowed, Generic[Number]):
         return core_schema.no_info_before_validator_function(self.parse, handler(source))
 
 
+_SECONDS = (("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0))
+_BYTES_PER_S = (("MB/s", 1e6), ("GB/s", 1e9))
+
+
+def _sum_of(units: tuple[tuple[str, float], ...]) -> Callable[[str], float]:
+    factors = dict(units)
+    return lambda text: sum(
+        float(digits) * factors[unit] for digits, unit in re.findall(r"([0-9.]+)([A-Za-z/]+)", text)
+    )
+
+
 DURATION = Quantity(
-    "a duration such as 500ms, 1.5s, 2m or 1h",
+    "a duration such as 500ms, 1.5s, 1m30s or 1h",
     "duration",
-    r"^[0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h)$",
-    (("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)),
-    float,
+    r"^([0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h)){1,4}$",
+    _SECONDS,
+    _sum_of(_SECONDS),
 )
 MEMORY = Quantity(
-    "a size such as 512Mi or 2Gi",
+    BYTES.text,
     "memory",
-    r"^[0-9]{1,12}(Ki|Mi|Gi|Ti)?$",
+    BYTES.pattern,
     (("", 1.0), ("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30), ("Ti", 1 << 40)),
-    int,
+    BYTES.count,
+    takes_integers=True,
 )
 RATE = Quantity(
     "a rate such as 500MB/s or 10GB/s",
     "rate",
     r"^[0-9]{1,9}(\.[0-9]{1,3})?(MB|GB)/s$",
-    (("MB/s", 1e6), ("GB/s", 1e9)),
-    float,
+    _BYTES_PER_S,
+    _sum_of(_BYTES_PER_S),
 )
 
 Duration = Annotated[float, DURATION]
@@ -128,16 +133,8 @@ LabelValue = Annotated[
     Allowed("a label value of at most 63 letters, digits and '-_.'"),
 ]
 AnnotationValue = Annotated[str, StringConstraints(max_length=1024), Allowed("text of at most 1024 characters")]
-CpuQuantity = Annotated[
-    str,
-    StringConstraints(pattern=r"^[1-9][0-9]{0,5}m?$", max_length=7),
-    Allowed("CPUs such as 4 or 500m, written as text"),
-]
-MemoryText = Annotated[
-    str,
-    StringConstraints(pattern=r"^[1-9][0-9]{0,11}(Ki|Mi|Gi|Ti)?$", max_length=14),
-    Allowed("a size such as 512Mi or 2Gi"),
-]
+CpuQuantity = Annotated[str, CPUS]
+MemoryText = Annotated[str, BYTES]
 TimeOfDay = Annotated[
     str,
     StringConstraints(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", max_length=5),

@@ -9,9 +9,10 @@ from pydantic import Field, model_validator
 
 from baton_control.spec.base_model import Model, broken_rule
 from baton_control.spec.model_source import SourceText
-from baton_control.spec.placing import NodesSpec, ResourceSpec
+from baton_control.spec.placing import NodesSpec
 from baton_control.spec.quantities import AnnotationValue, MemoryText, ObjectName, QualifiedName, ServedName
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, refuse_reserved
+from baton_control.spec.resources import ResourceSpec
 from baton_wire.rules.answer_formats import ReasoningFormat, ToolFormat, are_compatible
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from baton_engine.memory.free_runs import FreeRuns
+from baton_engine.memory.place_journal import PlaceJournal
 from baton_engine.memory.prefix import PrefixIndex
 from baton_wire.messages.values import RequestKey
 
@@ -59,7 +60,7 @@ class BlockPool:
     >>> owner = BlockOwner(RequestKey(b"request-0000001.", 1), 0)
     >>> pool.allocate(owner, 2)
     [0, 1]
-    >>> pool.publish(0, digest=b"first", parent=b"root")  # block 0 is full and its KV is computed
+    >>> pool.publish(0, digest=b"first", parent=b"root", length=1)  # block 0 is full and its KV is computed
     >>> pool.release(owner, fence=1)  # step 1 was launched, and may still write to both
     >>> pool.available
     2
@@ -89,6 +90,7 @@ class BlockPool:
         self._reaches = tuple(reaches)
         self._indexes = tuple(PrefixIndex() for _ in reaches)
         self._index_of: dict[int, PrefixIndex] = {}  # published block → its group's index
+        self.places = PlaceJournal(reaches)
 
     # Questions --------------------------------------------------------------------------------------------------------
 
@@ -226,10 +228,12 @@ class BlockPool:
                 table[place] = GONE
                 place -= self.groups
 
-    def publish(self, block: int, digest: bytes, parent: bytes, kv_group: int = 0) -> None:
-        """Publish a full block whose KV is computed or verified: later requests may share it."""
+    def publish(self, block: int, digest: bytes, parent: bytes, length: int, kv_group: int = 0) -> None:
+        """Publish a full block whose KV is computed or verified: later requests may share it. `length`: blocks of the
+        context that ends with it."""
         if block not in self._index_of and self._indexes[kv_group].publish(block, digest, parent):
             self._index_of[block] = self._indexes[kv_group]
+            self.places.published(digest, parent, length, kv_group)
 
     def collect(self, step: int) -> None:
         """Make blocks available that waited for a step up to this one: all of these steps are over."""
@@ -292,7 +296,8 @@ class BlockPool:
             while (child := self._cached_child(block)) is not None:
                 block = child
             del self._cached[block]
-            self._index_of.pop(block).withdraw(block)
+            index = self._index_of.pop(block)
+            self.places.withdrawn(index.withdraw(block), self._indexes.index(index))
             self._state[block] = BlockState.FREE
             evicted.append(block)
         self._counts[BlockState.CACHED] -= len(evicted)

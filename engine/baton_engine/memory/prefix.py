@@ -1,35 +1,19 @@
-"""The prefix cache's index: which block holds the KV of which context, by hash chains over full blocks.
+"""The prefix cache's index: which block holds the KV of which context, by chained digests of full blocks.
 
-A full block's digest covers its own token ids and, through its parent's digest, everything before it; the chain starts
-from the salt, so that tenants (or adapters) never share. Two equal digests mean equal contexts, hence equal KV. The
-index finds the block of such KV; `blocks` decides when a block may be evicted.
+The digests are those of `baton_wire.rules.prefix_digests`. The index finds the block of such KV; `blocks` decides when
+a block may be evicted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from hashlib import blake2b
-
-from baton_wire.messages.values import pack_ids
-
-DIGEST_BYTES = 32
-
-
-def root_digest(salt: str) -> bytes:
-    """Parent of every first block under `salt`."""
-    text = salt.encode("utf-8", "surrogatepass")
-    return blake2b(text, digest_size=DIGEST_BYTES, person=b"baton-prefix").digest()
-
-
-def block_digest(parent: bytes, ids: list[int] | tuple[int, ...]) -> bytes:
-    """Digest of the full block that holds `ids` after the context whose digest is `parent`."""
-    return blake2b(parent + pack_ids(ids), digest_size=DIGEST_BYTES).digest()
 
 
 class PrefixIndex:
     """Published blocks of one `kv_group` by digest. One block per digest: a second block with the same content stays
     unpublished.
 
+    >>> from baton_wire.rules.prefix_digests import block_digest, root_digest
     >>> root = root_digest(salt="")
     >>> first = block_digest(root, (5, 6))
     >>> second = block_digest(first, (7, 8))
@@ -65,14 +49,15 @@ class PrefixIndex:
         self._children.setdefault(parent, {})[block] = None
         return True
 
-    def withdraw(self, block: int) -> None:
-        """Remove a block whose content is about to be lost."""
+    def withdraw(self, block: int) -> bytes:
+        """Remove a block whose content is about to be lost, and return its digest."""
         digest, parent = self._digests.pop(block)
         del self._block_of[digest]
         siblings = self._children[parent]
         del siblings[block]
         if not siblings:
             del self._children[parent]
+        return digest
 
     def children(self, block: int) -> Iterable[int]:
         """Published blocks that continue this block's context."""

@@ -123,7 +123,7 @@ def _only(directory: Path) -> str | None:
 
 
 def what_it_is(directory: Path) -> str:
-    """What a directory without config.json holds, and what to do with it."""
+    """The content of a directory without config.json in words, with what to do about it."""
     return (
         foreign_format(directory) or "no config.json: a model is a folder with config.json, safetensors and tokenizer"
     )

@@ -58,7 +58,7 @@ class EngineState:
     """Queued reservations and landed prefixes that wait only for their own flow, when last counted."""
     is_draining: bool = False
     waiting_tokens: int = 0
-    """Tokens of the waiting and the preempted prefixes."""
+    """Tokens of the waiting prompts that are probably to be computed, and those of the preempted prefixes."""
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -139,7 +139,7 @@ def publish(state: EngineState, owner: BlockOwner, digests: list[bytes], root: b
         for group in range(groups):
             block = table[index * groups + group]
             if block != GONE:
-                state.pool.publish(block, digests[index], parent, group)
+                state.pool.publish(block, digests[index], parent, index + 1, group)
 
 
 def drop_unseen(state: EngineState, owner: BlockOwner, tokens: int) -> None:
@@ -175,7 +175,7 @@ def leave_stage(state: EngineState, prefix: SharedPrefix) -> None:
     match prefix.stage:
         case SharedPrefixStage.WAITING:
             del state.waiting[prefix.request.key]
-            state.waiting_tokens -= prefix.num_tokens
+            state.waiting_tokens -= prefix.missing_tokens
         case SharedPrefixStage.QUEUED:
             del state.queued[prefix.request.key]
         case SharedPrefixStage.PREEMPTED:

@@ -28,6 +28,8 @@ class SequenceSpec:
     """All runs of one client's request share a turn (see `baton_wire.rules.fair_share`); empty: this request alone."""
     tpot_s: float | None = None
     """Target time between two tokens; None: steps may take any time."""
+    missing_tokens: int | None = None
+    """Tokens that are probably to be computed, as long as the request waits; None: all of them."""
 
 
 # Out of the scheduler -------------------------------------------------------------------------------------------------

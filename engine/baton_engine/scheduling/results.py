@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from baton_engine.memory.blocks import BlockOwner
-from baton_engine.memory.prefix import block_digest
 from baton_engine.scheduling.engine_state import EngineState, announce, drop_unseen, end_sequence, publish, stop_request
 from baton_engine.scheduling.events import Drawn, Failed, Prefilled, PromptScored
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, SharedPrefix, SharedPrefixStage
@@ -11,6 +10,7 @@ from baton_engine.scheduling.step_draft import LaunchedChunk, LaunchedStep
 from baton_engine.scheduling.step_plan import SlotTokens, StepResult
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Finish, Reason
+from baton_wire.rules.prefix_digests import block_digest
 
 
 def read_result(state: EngineState, result: StepResult) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from baton_engine.memory.blocks import BlockPool, BlockState
+from baton_engine.memory.place_journal import PlaceChanges
 from baton_engine.scheduling.admission import fill_step
 from baton_engine.scheduling.branching import branch_prefixes
 from baton_engine.scheduling.engine_config import EngineConfig
@@ -59,7 +60,8 @@ class SchedulerStats:
     Requests that wait only for other runs of their own flow are left out: they keep no other client waiting.
     """
     waiting_tokens: int
-    """Tokens of prompts and preempted sequences that are in no step yet."""
+    """Tokens of prompts and preempted sequences that are in no step yet. Those of a waiting prompt that are probably
+    cached are left out."""
     blocks_free: int
     blocks_cached: int
     """Without an owner, given out when needed: free as well, but their KV may be hit."""
@@ -119,8 +121,9 @@ class Scheduler:
         """Compute the prompt here. Ends in Drawn with a finish per choice, in Prefilled (`spec.hold`), or in Failed."""
         if not self._refuse(spec, now, len(self._state.waiting)):
             request = self._open(spec, SharedPrefixStage.WAITING)
-            enqueue(self._state.waiting, _prefix_of(request))
-            self._state.waiting_tokens += len(spec.tokens)
+            prefix = _prefix_of(request)
+            enqueue(self._state.waiting, prefix)
+            self._state.waiting_tokens += prefix.missing_tokens
 
     def reserve(self, spec: SequenceSpec, now: float) -> None:
         """Hold room for the KV of all of the spec's tokens. Reserved follows, at once or after Queued; or Failed."""
@@ -221,6 +224,10 @@ class Scheduler:
         events, self._state.events = self._state.events, []
         return events
 
+    def take_places(self) -> PlaceChanges:
+        """Take what changed since the last call in the announced places of the prefix cache."""
+        return self.pool.places.take(self.config.block_tokens)
+
     # Questions --------------------------------------------------------------------------------------------------------
 
     @property
@@ -275,8 +282,9 @@ class Scheduler:
             )
             assert self._state.slots.held_by(request.flow) == held
         assert len(self._state.turns) == len({request.flow for request in requests.values()})
-        prefixes = (*self._state.waiting.values(), *self._state.preempted)
-        assert self._state.waiting_tokens == sum(prefix.num_tokens for prefix in prefixes)
+        waiting_tokens = sum(prefix.missing_tokens for prefix in self._state.waiting.values())
+        waiting_tokens += sum(prefix.num_tokens for prefix in self._state.preempted)
+        assert self._state.waiting_tokens == waiting_tokens
 
     # Inside -----------------------------------------------------------------------------------------------------------
 

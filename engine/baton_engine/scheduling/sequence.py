@@ -11,10 +11,10 @@ import enum
 from dataclasses import dataclass, field
 
 from baton_engine.memory.blocks import BlockOwner
-from baton_engine.memory.prefix import block_digest, root_digest
 from baton_engine.scheduling.events import SequenceSpec
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import RequestKey
+from baton_wire.rules.prefix_digests import block_digest, root_digest
 
 
 class SequenceStage(enum.Enum):
@@ -140,6 +140,12 @@ class SharedPrefix:
     def num_tokens(self) -> int:
         """Length of the context, also while a preempted one's last token is not known yet."""
         return len(self.tokens) or self.members[0].kv_tokens + 1
+
+    @property
+    def missing_tokens(self) -> int:
+        """Tokens of a waiting prompt that are probably to be computed."""
+        estimate = self.request.spec.missing_tokens
+        return self.num_tokens if estimate is None else min(estimate, self.num_tokens)
 
     @property
     def waiting_members(self) -> list[Sequence]:

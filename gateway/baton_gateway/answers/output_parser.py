@@ -50,10 +50,12 @@ class OutputParser:
         call_id: Callable[[], str] = new_call_id,
         *,
         calls_only: bool = False,
+        either_calls: bool = False,
     ) -> None:
         """`tools`: without any, nothing is parsed as a call. `is_thinking`: the prompt opened reasoning.
         `single_call`: the answer is over after one call. `calls_only`: a grammar allows nothing but calls, so any other
-        text is the beginning of a call that was cut.
+        text is the beginning of a call that was cut. `either_calls`: an answer that does not begin with a call has
+        none, whatever its text spells.
         """
         self._feed = TextFeed()
         self._feed.is_thinking = is_thinking
@@ -61,6 +63,7 @@ class OutputParser:
         self._tools = {tool.name: tool for tool in tools}
         self._single = single_call
         self._calls_alone = calls_only
+        self._either_calls = either_calls
         self._call_id = call_id
         self._calls = 0
         self._arguments: list[str] = []
@@ -164,6 +167,8 @@ class OutputParser:
             yield from feed.skip_blanks()
             yield from self._read_calls(calls, calls.bare_prefix)
         openers = (*calls.openers, *calls.ignored) if calls is not None else ()
+        if self._either_calls and not feed.num_names and not (yield from self._begins_with_any(openers)):
+            openers = ()
         while not self.is_over:
             mark = yield from feed.stream_until(openers, SpanKind.CONTENT, strip=True)
             if mark is None:
@@ -174,6 +179,12 @@ class OutputParser:
                 yield from feed.skip_blanks()
             else:
                 yield from self._read_calls(calls, mark)
+
+    def _begins_with_any(self, marks: Sequence[str]) -> Steps[bool]:
+        for mark in marks:
+            if (yield from self._feed.starts_with(mark, after_blanks=True)):
+                return True
+        return False
 
     def _read_reasoning(self, marks: ReasoningMarks) -> Steps[None]:
         feed = self._feed

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from baton_gateway.answers.formats import HARMONY_REASONING, REASONING_FORMATS, AnswerFormat
 from baton_gateway.answers.output_parser import OutputParser, opens_reasoning
-from baton_gateway.answers.tool_grammars import constrained_format, is_constrained, tool_format
+from baton_gateway.answers.tool_grammars import (
+    constrained_format,
+    is_constrained,
+    may_answer_instead,
+    tool_format,
+)
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
 from baton_gateway.errors import unsupported
 from baton_gateway.structured_outputs.output_format import OutputFormat
@@ -27,10 +32,19 @@ class ParsePlan:
     """The format that constrains calls; None: they are free."""
     calls_only: bool = False
     """True if a grammar allows nothing but calls."""
+    either_calls: bool = False
+    """True if a grammar allows nothing but calls, or no call at all."""
 
     def make_parser(self) -> OutputParser:
         """Build the parser of one choice."""
-        return OutputParser(self.form, self.tools, self.is_thinking, self.single_call, calls_only=self.calls_only)
+        return OutputParser(
+            self.form,
+            self.tools,
+            self.is_thinking,
+            self.single_call,
+            calls_only=self.calls_only,
+            either_calls=self.either_calls,
+        )
 
     @property
     def reasoning_marks(self) -> tuple[str, str] | None:
@@ -41,13 +55,17 @@ class ParsePlan:
         return None if marks is None else (marks.start, marks.end)
 
 
-def make_parse_plan(form: AnswerFormat, tool_use: ToolUse, prompt: str, continued: str | None) -> ParsePlan:
+def make_parse_plan(
+    form: AnswerFormat, tool_use: ToolUse, prompt: str, continued: str | None, answer: OutputFormat | None = None
+) -> ParsePlan:
     """Plan the parsing of answers to a prompt. `continued`: the beginning of an answer with which the prompt ends.
+    `answer`: the format of an answer without calls.
 
     Raises RefusedError for tools whose calls could not be parsed.
     """
-    if is_constrained(tool_use):
-        form = constrained_format(form, tool_use)
+    is_either = may_answer_instead(tool_use, answer)
+    if is_bound := is_either or is_constrained(tool_use):
+        form = constrained_format(form, tool_use, answer)
     elif tool_use.callable and form.calls is None:
         raise unsupported("tools", "this model's format of calls is not known; 'tool_choice' may require one")
     marks = REASONING_FORMATS.get(form.thoughts or "")
@@ -58,7 +76,7 @@ def make_parse_plan(form: AnswerFormat, tool_use: ToolUse, prompt: str, continue
         is_thinking = marks is not None and continued.rfind(marks.start) > continued.rfind(marks.end)
         is_answering = not is_thinking and bool(continued.strip())
     single_call = bool(tool_use.callable) and not tool_use.parallel
-    output_format = tool_format(form, tool_use) if is_constrained(tool_use) else None
+    output_format = tool_format(form, tool_use, answer) if is_bound else None
     return ParsePlan(
         form,
         tool_use.callable,
@@ -67,4 +85,5 @@ def make_parse_plan(form: AnswerFormat, tool_use: ToolUse, prompt: str, continue
         single_call,
         output_format,
         tool_use.mode is ToolMode.REQUIRED,
+        is_either,
     )

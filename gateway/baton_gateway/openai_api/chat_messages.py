@@ -9,6 +9,7 @@ from baton_gateway.errors import RefusedError, invalid, unsupported
 from baton_gateway.openai_api.json_body import count_json, parse_object
 from baton_gateway.openai_api.openai_fields import MAX_TEXT_CHARS, Fields, check_text, wrong_type
 from baton_gateway.openai_api.tool_fields import MAX_CALL_ID_CHARS, MAX_TOOLS
+from baton_gateway.text.message_arrangements import merge_leading
 
 MAX_MESSAGES = 2_048
 MAX_PARTS = 1_024
@@ -24,7 +25,7 @@ ChatMessage = dict[str, Any]
 
 
 def read_messages(value: Any) -> tuple[ChatMessage, ...]:
-    """Parse a chat's messages. Raises RefusedError."""
+    """Parse a chat's messages; the system messages that begin it become one. Raises RefusedError."""
     if not isinstance(value, list):
         raise wrong_type("messages", "a list of messages")
     if not 1 <= len(value) <= MAX_MESSAGES:
@@ -37,7 +38,7 @@ def read_messages(value: Any) -> tuple[ChatMessage, ...]:
     results = ToolResults()
     messages = tuple(_message(entry, f"messages[{index}]", results) for index, entry in enumerate(value))
     results.end_turn()
-    return messages
+    return merge_leading(messages)
 
 
 def text_of(message: ChatMessage) -> str:

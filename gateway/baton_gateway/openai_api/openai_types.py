@@ -142,9 +142,6 @@ def parse_chat(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUS
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
     logprobs = (top or 0) if wants_logprobs else None
     options = _options(fields, legacy if max_tokens is None else max_tokens, logprobs, unknown)
-    if options.output_format is not None and tool_use.callable:
-        reason = "it excludes tools that may be called; 'tool_choice' may be 'none'"
-        raise unsupported(options.output_format.field, reason)
     if is_constrained(tool_use):
         check_may_end("tools", options.ignore_eos, options.min_tokens)
     check_held("max_tokens" if max_tokens is None else "max_completion_tokens", options)

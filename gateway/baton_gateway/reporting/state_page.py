@@ -49,7 +49,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
     ailment: str = ""
     """The problem that makes it unready; empty: none."""
     ttft_minute: SketchData = SketchData()
-    """Of the last minute, like `tpot_minute`."""
+    """Latencies of the last minute, like `tpot_minute`."""
     tpot_minute: SketchData = SketchData()
 
 

@@ -62,7 +62,7 @@ def build_conversation(messages: Sequence[ChatMessage], tool_use: ToolUse, promp
 def plan_parsing(request: ChatRequest, rendered: RenderedChat, form: AnswerFormat) -> ParsePlan:
     """Decide how the answer to a chat is parsed. Raises RefusedError for an answer that could not be parsed."""
     continued = request.messages[-1]["content"] if request.prompting.continue_final_message else None
-    return make_parse_plan(form, request.tool_use, rendered.text, continued)
+    return make_parse_plan(form, request.tool_use, rendered.text, continued, request.options.output_format)
 
 
 def bind_thought(plan: ParsePlan | None, max_tokens: int | None, is_bound: bool, text: TextModel) -> Thought | None:

@@ -84,7 +84,7 @@ class PromptBuilder:
         self, live: LiveRequest, text: TextModel, limits: ModelLimits
     ) -> tuple[list[bytes], Grammar | None]:
         shape = live.request.options.output_format
-        if shape is not None:
+        if shape is not None and not (isinstance(live.request, ChatRequest) and live.request.tool_use.callable):
             return await self._encode_while_compiling(live, shape, text, limits)
         encoded = await self._encode(live, text, limits)
         if live.parse_plan is None or live.parse_plan.output_format is None:

@@ -101,9 +101,23 @@ def _lark_grammar(source: str) -> str:
 def _rules(named: NamedSchema, output_format: OutputFormat) -> list[str]:
     """Return the lines of Lark that define a schema's rule."""
     schema = _check(named).schema
-    if named.members is None:
+    if named.called:
+        schema = _call_object(named.called, schema)
+    if named.called or named.members is None:
         return [f"{named.rule}: {json_term(schema)}"]
     return build_member_rules(named.rule, schema, named.members, dict(output_format.tokens))
+
+
+def _call_object(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a call of a tool whose arguments follow a checked schema."""
+    parameters = {key: value for key, value in arguments.items() if key != "$defs"}
+    call: dict[str, Any] = {
+        "type": "object",
+        "properties": {"name": {"const": name}, "parameters": parameters},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+    return call | ({"$defs": arguments["$defs"]} if "$defs" in arguments else {})
 
 
 def _check(named: NamedSchema) -> CheckedSchema:

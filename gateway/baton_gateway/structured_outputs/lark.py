@@ -39,6 +39,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$/\n]")
+_BARE_SLASH = re.compile(r"\\.|[/\n]", re.DOTALL)
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -74,6 +75,20 @@ def to_terms(text: str, tokens: SpecialTokens) -> str:
 def pattern_containing(text: str) -> str:
     """Return an expression that matches every text that contains `text`."""
     return f"/(.|\\n)*{_SIGNS.sub(_escape, text)}(.|\\n)*/"
+
+
+def pattern_beginning(text: str) -> str:
+    """Return an expression that matches every text that begins with `text`."""
+    return f"/{_SIGNS.sub(_escape, text)}(.|\\n)*/"
+
+
+def pattern_term(pattern: str) -> str:
+    """Return the term that matches an expression in the compiler's dialect."""
+    return f"/{_BARE_SLASH.sub(_escape_in_pattern, pattern)}/"
+
+
+def _escape_in_pattern(match: re.Match[str]) -> str:
+    return {"/": "\\/", "\n": "\\n"}.get(match[0], match[0])
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -9,9 +9,11 @@ from typing import Any
 
 import msgspec
 
+from baton_gateway.errors import unsupported
 from baton_gateway.structured_outputs.format_errors import schema_error
-from baton_gateway.structured_outputs.lark import MAX_BLANKS
+from baton_gateway.structured_outputs.lark import MAX_BLANKS, literal, pattern_beginning, pattern_term
 from baton_gateway.structured_outputs.object_rules import MemberSyntax
+from baton_gateway.structured_outputs.pattern import PatternError, translate_pattern
 from baton_wire.messages.values import Grammar
 
 MAX_DEFINITION_BYTES = 64 << 10
@@ -48,6 +50,8 @@ class NamedSchema(msgspec.Struct, frozen=True):
     """The name of its rule in a composed grammar."""
     members: MemberSyntax | None = None
     """How the object is written; None: as JSON."""
+    called: str = ""
+    """The tool of a call that is one JSON object of its name and of `parameters`, which follow the schema."""
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
@@ -137,3 +141,32 @@ def composed_format(
     if size > MAX_COMPOSED_BYTES:
         raise schema_error(field, "", f"it has {size} bytes; at most {MAX_COMPOSED_BYTES} are allowed")
     return OutputFormat(FormatKind.COMPOSED, field, lark, schemas=tuple(schemas), tokens=tokens)
+
+
+class AnswerRules(msgspec.Struct, frozen=True):
+    """The rule `answer` of a composed grammar: lines of Lark, and schemas that define it."""
+
+    rules: tuple[str, ...] = ()
+    schemas: tuple[NamedSchema, ...] = ()
+
+
+def write_answer(answer: OutputFormat, mark: str) -> AnswerRules:
+    """Write a client's format as the rule `answer`. `mark`: a text that an expression's match must not begin with.
+
+    Raises RefusedError for a definition that cannot be a part of a larger grammar.
+    """
+    match answer.kind:
+        case FormatKind.JSON:
+            [schema] = answer.schemas
+            return AnswerRules(schemas=(msgspec.structs.replace(schema, rule="answer"),))
+        case FormatKind.CHOICE:
+            return AnswerRules(("answer: " + " | ".join(map(literal, answer.choices)),))
+        case FormatKind.REGEX:
+            try:
+                pattern = translate_pattern(answer.source, expands_classes=True)
+            except PatternError as error:
+                raise schema_error(answer.field, "", str(error)) from error
+            excluded = f" & ~{pattern_beginning(mark)}" if mark else ""
+            return AnswerRules(("answer: ANSWER", f"ANSWER: {pattern_term(pattern)}{excluded}"))
+        case _:
+            raise unsupported(answer.field, "a grammar excludes tools that may be called; 'tool_choice' may be 'none'")

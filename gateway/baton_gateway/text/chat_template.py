@@ -20,6 +20,7 @@ import jinja2.parser
 import jinja2.sandbox
 import msgspec
 
+from baton_gateway.text.message_arrangements import Messages, droppable_texts, other_arrangements
 from baton_gateway.text.special_token_escape import SpecialTokenEscape, remove_separators
 
 MAX_RENDERED_CHARS = 8 << 20
@@ -121,26 +122,54 @@ class CompiledTemplate:
         variables = self._check_variables(conversation, special_tokens)
         if conversation.tools and "tools" not in self._variables:
             raise TemplateRefusalError("it has no place for tools", "tools")
-        messages = conversation.messages
+        variables = {
+            **special_tokens,
+            **variables,
+            "tools": conversation.tools or None,
+            "documents": None,
+            "add_generation_prompt": conversation.add_generation_prompt,
+        }
+        messages, rendered = self._arrange(conversation.messages, variables, special_tokens)
+        return _cut_after(rendered, messages[-1]) if conversation.continue_final_message else rendered
+
+    def _arrange(
+        self, messages: Messages, variables: dict[str, Any], special_tokens: dict[str, str]
+    ) -> tuple[Messages, str]:
+        """Render the messages as they stand, or as the template takes them. Returns them as they were rendered.
+
+        Raises the first TemplateRefusalError if the template takes them in no arrangement.
+        """
+        texts = droppable_texts(messages)
+        refusal: TemplateRefusalError | None = None
+        try:
+            rendered = self._render_messages(messages, variables, special_tokens)
+            if all(text in rendered for text in texts):
+                return messages, rendered
+        except TemplateRefusalError as error:
+            if error.field != "messages":
+                raise
+            refusal = error
+        for arranged in other_arrangements(messages):
+            try:
+                text = self._render_messages(arranged, variables, special_tokens)
+            except (TemplateRefusalError, TemplateFailureError):
+                continue
+            if all(part in text for part in texts):
+                return arranged, text
+        if refusal is not None:
+            raise refusal
+        return messages, rendered
+
+    def _render_messages(self, messages: Messages, variables: dict[str, Any], special_tokens: dict[str, str]) -> str:
         calls = [call for message in messages for call in message.get("tool_calls", ())]
         if calls and not self._takes_objects(special_tokens):
             messages = tuple(map(_with_argument_texts, messages))
         try:
-            rendered = self._render(
-                {
-                    **special_tokens,
-                    **variables,
-                    "messages": messages,
-                    "tools": conversation.tools or None,
-                    "documents": None,
-                    "add_generation_prompt": conversation.add_generation_prompt,
-                }
-            )
+            return self._render({**variables, "messages": messages})
         except TemplateFailureError as error:
             if all(isinstance(call["function"]["arguments"], dict) for call in calls):
                 raise
             raise TemplateRefusalError("it fails with arguments of a call that are not a JSON object") from error
-        return _cut_after(rendered, messages[-1]) if conversation.continue_final_message else rendered
 
     def _check_variables(self, conversation: Conversation, special_tokens: dict[str, str]) -> dict[str, Any]:
         """Return the client's variables. Raises TemplateRefusalError for one that the template does not read."""

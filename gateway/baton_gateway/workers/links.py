@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import logging
 import random
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Never, Protocol
 
 import aiohttp
 
@@ -56,7 +56,10 @@ _log = logging.getLogger("baton.gateway.links")
 MOST_STATES = 1_000
 """States accepted from a worker in a second: a busy one sends 333."""
 TURN_FRAMES = 32
-"""Frames received in a row before other tasks run: a peer that sends without end holds up no other."""
+TURN_S = 0.002
+"""Frames received in a row, and the time that they may take, before other tasks run: a peer that sends without end, or
+long frames, holds up no other. One frame with log probabilities takes up to some milliseconds.
+"""
 LONG_FRAME_BYTES = 32 << 10
 """A prompt of 8,192 tokens: some 0.1 ms to encode, sign, mask and hand to the kernel. Others get a turn in between."""
 
@@ -350,25 +353,29 @@ class WorkerLink:
         def note_life() -> None:
             liveness.heard(_now())
 
-        for number in itertools.count(1):
-            if number % TURN_FRAMES == 0:
-                await asyncio.sleep(0)
+        async def receive() -> bytes:
             frame = await frames.receive(note_life)
             note_life()
-            try:
-                message = decode(frame, ToGateway)
-            except BadFieldsError as refusal:
-                self._refuse(refusal, worker)
-                continue
-            match message:
-                case Tokens():
-                    self._listener.tokens(worker.hello.epoch, message)
-                case PromptLogprobs():
-                    self._listener.prompt_logprobs(worker.hello.epoch, message)
-                case WorkerState():
-                    self._take_report(worker, message)
-                case LegFailed():
-                    self._listener.leg_failed(worker.hello.epoch, message)
+            return frame
+
+        await read_in_turns(receive, lambda frame: self._take(frame, worker))
+
+    def _take(self, frame: bytes, worker: LinkedWorker) -> None:
+        """Pass the message of one frame on. Raises BadMessageError."""
+        try:
+            message = decode(frame, ToGateway)
+        except BadFieldsError as refusal:
+            self._refuse(refusal, worker)
+            return
+        match message:
+            case Tokens():
+                self._listener.tokens(worker.hello.epoch, message)
+            case PromptLogprobs():
+                self._listener.prompt_logprobs(worker.hello.epoch, message)
+            case WorkerState():
+                self._take_report(worker, message)
+            case LegFailed():
+                self._listener.leg_failed(worker.hello.epoch, message)
 
     def _refuse(self, refusal: BadFieldsError, worker: LinkedWorker) -> None:
         """Take the fitting entries of a message that does not fit: the other requests are retried elsewhere. Raises
@@ -418,6 +425,23 @@ class WorkerLink:
                 worker.is_suspect = is_suspect
                 (self._on_lost if is_suspect else self._on_linked)()  # requests may wait until it is decided
                 self._listener.worker_changed()
+
+
+async def read_in_turns(
+    receive: Callable[[], Awaitable[bytes]],
+    take: Callable[[bytes], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Never:
+    """Take frame after frame, and let other tasks run after `TURN_FRAMES` frames or `TURN_S` seconds of taking."""
+    num_frames, spent_s = 0, 0.0
+    while True:
+        if num_frames >= TURN_FRAMES or spent_s >= TURN_S:
+            await asyncio.sleep(0)
+            num_frames, spent_s = 0, 0.0
+        frame = await receive()
+        began_s = clock()
+        take(frame)
+        num_frames, spent_s = num_frames + 1, spent_s + clock() - began_s
 
 
 async def write_out(

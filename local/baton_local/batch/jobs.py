@@ -4,13 +4,13 @@ text and response bodies are the gateway's, without a gateway.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton_engine.scheduling.events import Drawn, PromptScored, SequenceSpec
 from baton_gateway.answers.parse_plan import ParsePlan
-from baton_gateway.answers.tool_grammars import is_constrained
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.openai_api.collected_message import CollectedMessage
@@ -43,6 +43,7 @@ from baton_gateway.requests.preparing import (
 )
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.requests.scored_prompts import ScoredPrompts, echoes
+from baton_gateway.structured_outputs.format_compiler import FormatCompiler
 from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.encoding import PromptText, encode_prompt
 from baton_gateway.text.generation_defaults import API_DEFAULTS
@@ -50,7 +51,7 @@ from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.request_limits import ModelLimits
 from baton_local.batch.lines import BadLine, BatchLine, answer_line
-from baton_wire.messages.values import Finish, RequestKey
+from baton_wire.messages.values import Finish, Grammar, RequestKey
 
 ATTEMPT = 1
 
@@ -193,9 +194,10 @@ class Desk:
         self._max_choices = max_choices
         self._created = created
         self._templates = TemplateRenderer()
+        self._compiler = FormatCompiler()
 
     async def stop(self) -> None:
-        await self._templates.stop()
+        await asyncio.gather(self._templates.stop(), self._compiler.stop())
 
     async def job(self, line: BatchLine | BadLine) -> Job | Refusal:
         """The job of a line, or the answer that says why it is refused.
@@ -210,20 +212,19 @@ class Desk:
             options = request.options
             if options.stream:
                 raise unsupported("stream", "a batch does not stream answers")
-            if options.output_format is not None:
-                raise unsupported(options.output_format.field, "a batch does not support schemas and grammars")
             if options.model not in self._names:
                 raise RefusedRequestError(model_not_found(options.model, self._names))
             if options.n > self._max_choices:
                 raise unsupported("n", f"this engine computes at most {self._max_choices} choices at once")
             encoded, plan = await self._encode(request)
+            grammar = await self._compile(request, plan)
             limit = request.max_thinking_tokens if isinstance(request, ChatRequest) else None
-            thought = bind_thought(plan, limit, False, self._text)
+            thought = bind_thought(plan, limit, grammar is not None, self._text)
             digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
             seed = int.from_bytes(digest[:8], "big") >> 1
             field_name = "messages" if is_chat else "prompt"
             preparation = Preparation(options, field_name, self._text, self._limits, self._defaults, seed, "")
-            prompts = make_prompts(preparation, encoded, thought=thought)
+            prompts = make_prompts(preparation, encoded, grammar, thought)
         except RefusedRequestError as refusal:
             return Refusal.of(line.custom_id, refusal.problem)
         head = ResponseHead(
@@ -240,8 +241,6 @@ class Desk:
         if isinstance(request, CompletionRequest):
             prompts = completion_prompts(request, self._text, self._limits)
         else:
-            if is_constrained(request.tool_use):
-                raise unsupported("tools", "a batch does not support grammars: tools must not be strict or required")
             conversation = build_conversation(request.messages, request.tool_use, request.prompting)
             room = chat_room(self._text, self._limits)
             rendered = await self._templates.render(self._text.bundle, conversation, budget=room)
@@ -249,6 +248,13 @@ class Desk:
             prompts = [chat_prompt(rendered, self._text, self._limits)]
         packed = [encode_prompt(prompt) if isinstance(prompt, PromptText) else prompt for prompt in prompts]
         return packed, plan
+
+    async def _compile(self, request: ChatRequest | CompletionRequest, plan: ParsePlan | None) -> Grammar | None:
+        """The grammar of the answer; None: it may be any text. Raises RefusedError for one that cannot be followed."""
+        output_format = request.options.output_format
+        if plan is not None and plan.output_format is not None:
+            output_format = plan.output_format
+        return None if output_format is None else await self._compiler.compile(output_format, "")
 
 
 def failure(custom_id: str) -> Refusal:

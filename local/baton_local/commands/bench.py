@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -17,15 +17,14 @@ from typing import Final
 import numpy as np
 
 from baton_control.sizing.inputs.workload import Workload
-from baton_local.argument_types import integer, positive, some_seconds
 from baton_local.client import Answer, open_session
-from baton_local.command_parser import add_renamed
+from baton_local.commands.bench_options import fill_defaults
+from baton_local.commands.session_bench import SessionMeasurement, SessionSource, loop_limits, session_source
 from baton_local.errors import LocalError, StartError
 from baton_local.fleet.client_keys import key_for
 from baton_local.fleet.record import read_record
 from baton_local.fleet.run_dir import base_directory, find_run
-from baton_local.load_test.length_distribution import length_distribution
-from baton_local.load_test.load_plan import ArrivalKind, Lengths, arrival_times, drawn_load, traced_load
+from baton_local.load_test.load_plan import Lengths, arrival_times, drawn_load, traced_load
 from baton_local.load_test.load_record import LoadRecord, as_json, read_load_record
 from baton_local.load_test.load_report import ClientTargets, LoadReport, highest_kept, report
 from baton_local.load_test.load_table import as_text
@@ -33,6 +32,7 @@ from baton_local.load_test.loaded_server import LoadedServer, counted_words, fir
 from baton_local.load_test.open_loop import open_loop
 from baton_local.load_test.prompts import IdPrompts
 from baton_local.load_test.rate_search import next_rate
+from baton_local.load_test.session_report import session_figures
 from baton_local.progress_bar import PROGRAM, ProgressBar
 from baton_local.shared_options import KEY_VARIABLE
 from baton_simulate.trace_files import read_trace
@@ -50,147 +50,30 @@ class _Measured:
     reports: list[LoadReport] = field(default_factory=list)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `baton bench`."""
-    server = parser.add_argument_group("server")
-    server.add_argument(
-        "--endpoint", metavar="URL", help="URL such as http://127.0.0.1:8000 (default: the running deployment's)"
-    )
-    server.add_argument(
-        "--name", metavar="NAME", help="NAME or NAMESPACE.NAME of a deployment (default: the one that runs)"
-    )
-    server.add_argument("--as", dest="label", metavar="X", help="name of the server in tables and plots")
-    server.add_argument(
-        "--served-name", metavar="NAME", help="model name in requests (default: the first that the server lists)"
-    )
-    add_renamed(server, "--model", "--served-name")
-    server.add_argument(
-        "--accelerators",
-        type=integer(1, 1 << 16),
-        metavar="N",
-        help="accelerators of the server, to report tokens per second of each (default: not reported)",
-    )
-    add_renamed(server, "--gpus", "--accelerators", type=integer(1, 1 << 16))
-    server.add_argument("--plain", action="store_true", help="send only fields of OpenAI's API: answers may end early")
-    server.add_argument("--chat", action="store_true", help="use /v1/chat/completions: prompts are user messages")
-    server.add_argument(
-        "--ids", type=_ids, metavar="LOW-HIGH", help="make prompts of these token ids, with exact lengths"
-    )
-    load = parser.add_argument_group("load")
-    load.add_argument(
-        "--rate", type=positive, nargs="+", metavar="R", help="requests per second; several rates run one after another"
-    )
-    load.add_argument(
-        "--find", type=_rates, metavar="LOW-HIGH", help="search for the highest rate that meets each target"
-    )
-    load.add_argument(
-        "--arrivals",
-        type=ArrivalKind,
-        choices=list(ArrivalKind),
-        default=ArrivalKind.POISSON,
-        help="distribution of arrivals (default: %(default)s)",
-    )
-    load.add_argument(
-        "--duration", type=some_seconds, default=60.0, metavar="TIME", help="how long requests arrive (default: 60s)"
-    )
-    load.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="take lengths from a trace, without --rate its arrival times too: Azure CSV, Mooncake JSONL",
-    )
-    load.add_argument(
-        "--rate-scale", type=positive, default=1.0, metavar="X", help="factor for the rate of a trace (default: 1)"
-    )
-    load.add_argument(
-        "--prompt-tokens",
-        type=length_distribution,
-        default="512",
-        metavar="N|LOW-HIGH|MEDIAN~P99",
-        help="tokens of a prompt (default: %(default)s)",
-    )
-    load.add_argument(
-        "--output-tokens",
-        type=length_distribution,
-        default="128",
-        metavar="N|LOW-HIGH|MEDIAN~P99",
-        help="tokens of an answer (default: %(default)s)",
-    )
-    load.add_argument(
-        "--shared-tokens",
-        type=integer(0, 1 << 20),
-        default=0,
-        metavar="N",
-        help="tokens at the start of a prompt that others share (default: 0)",
-    )
-    load.add_argument(
-        "--beginnings",
-        type=integer(1, 1 << 20),
-        default=1,
-        metavar="N",
-        help="number of different shared starts (default: 1)",
-    )
-    load.add_argument(
-        "--warmup", type=integer(0, 10_000), default=4, metavar="N", help="requests before the load (default: 4)"
-    )
-    load.add_argument(
-        "--seeds",
-        type=integer(1, 100),
-        default=1,
-        metavar="N",
-        help="runs of each rate, reported together (default: 1)",
-    )
-    load.add_argument("--seed", type=integer(0, 1 << 30), default=1, metavar="N", help="first seed (default: 1)")
-    load.add_argument(
-        "--timeout", type=some_seconds, default=600.0, metavar="TIME", help="timeout of a request (default: 600s)"
-    )
-    goal = parser.add_argument_group("targets")
-    goal.add_argument("--ttft", type=some_seconds, metavar="TIME", help="TTFT target, such as 500ms")
-    goal.add_argument(
-        "--tpot", type=some_seconds, nargs="+", default=[], metavar="TIME", help="TPOT targets, such as 10ms 25ms"
-    )
-    goal.add_argument(
-        "--percentile",
-        type=_percentile,
-        default=95.0,
-        metavar="P",
-        help="percent of the requests that has to meet the targets (default: 95)",
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", type=Path, metavar="FILE", help="write the record as JSON, for --beside too")
-    output.add_argument("--plot", type=Path, metavar="FILE", help="draw a plot, .png or .svg (needs the extra `plot`)")
-    output.add_argument(
-        "--beside",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="earlier --json files to show in the same table and plot",
-    )
-
-
 def run_bench(options: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> int:
     """Run `baton bench`. Raises StartError for a load that cannot be sent, LocalError for a server that does not
     answer."""
-    if options.find is None and options.rate is None and options.trace is None:
-        raise StartError("give --rate R, --find LOW-HIGH or --trace FILE, which say when requests are sent")
+    sessions = None if options.sessions is None else _sessions(options)
+    if options.find is None and options.rate is None and options.trace is None and sessions is None:
+        raise StartError("give --rate R, --find LOW-HIGH, --trace FILE or --sessions, which say when requests are sent")
     if options.find is not None and (options.rate or not (options.ttft or options.tpot)):
         raise StartError("--find: needs --ttft or --tpot, and no --rate")
     if options.chat and options.ids is not None:
         raise StartError("--chat: prompts are texts; not with --ids")
     _check_outputs(options)
+    fill_defaults(options)
     beside = [read_load_record(path) for path in options.beside]
     trace = None if options.trace is None else _trace(options.trace)
     measured = _Measured(options.label or options.endpoint or "", options.served_name or "")
     failure: KeyboardInterrupt | LocalError | None = None
     try:
-        asyncio.run(_run(options, environment, trace, measured))
+        asyncio.run(_run(options, environment, sessions or trace, measured))
     except (KeyboardInterrupt, LocalError) as error:
         if not measured.reports:
             raise
         failure = error  # raised once the results so far are reported
     record = LoadRecord(
-        measured.name, measured.model, _describe_load(options, trace), _seeds(options),
+        measured.name, measured.model, _describe_load(options, sessions or trace), _seeds(options),
         options.percentile / 100, options.accelerators, tuple(measured.reports),
     )  # fmt: skip
     print(as_text([*beside, record]))
@@ -203,10 +86,20 @@ def run_bench(options: argparse.Namespace, environment: Mapping[str, str] = os.e
     return 0 if all(report.whole for report in measured.reports) else 1
 
 
+def _sessions(options: argparse.Namespace) -> SessionSource:
+    for flag in ("rate", "find", "trace"):
+        if getattr(options, flag) is not None:
+            raise StartError(f"--{flag}: not allowed with --sessions, which say when requests are sent")
+    return session_source(options)
+
+
 async def _run(
-    options: argparse.Namespace, environment: Mapping[str, str], trace: Workload | None, measured: _Measured
+    options: argparse.Namespace,
+    environment: Mapping[str, str],
+    load: SessionSource | Workload | None,
+    measured: _Measured,
 ) -> None:
-    """Send the load; adds one report per rate to `measured`."""
+    """Send the load; adds one report per rate to `measured`. `load`: None draws requests of the options' lengths."""
     endpoint, key = options.endpoint, environment.get(KEY_VARIABLE)
     if endpoint is None:
         record = read_record(find_run(base_directory(), options.name))
@@ -218,12 +111,16 @@ async def _run(
         model = measured.model = options.served_name or await first_model(session, endpoint)
         salt, ways = secrets.randbits(62), {"is_plain": options.plain, "is_chat": options.chat}
         prompts = (
-            await counted_words(session, endpoint, model, salt, options.beginnings, **ways)
+            await counted_words(session, endpoint, model, salt, options.beginnings or 1, **ways)
             if options.ids is None
-            else IdPrompts(options.ids[0], options.ids[1], salt, options.beginnings)
+            else IdPrompts(options.ids[0], options.ids[1], salt, options.beginnings or 1)
         )
         server = LoadedServer(session, endpoint, model, prompts, **ways)
         numbers = itertools.count()
+        if isinstance(load, SessionSource):
+            await _run_sessions(server, options, load, numbers, reports)
+            return
+        trace = load
         await _warm_up(server, options, trace, next(numbers))
         if options.find is None:
             for rate in options.rate or [None]:
@@ -235,6 +132,35 @@ async def _run(
                 rate := next_rate({at: _is_kept(one, targets) for at, one in known.items()}, *options.find)
             ) is not None:
                 known[rate] = await _at_rate(server, options, trace, rate, numbers, reports)
+
+
+async def _run_sessions(
+    server: LoadedServer,
+    options: argparse.Namespace,
+    source: SessionSource,
+    numbers: Iterator[int],
+    reports: list[LoadReport],
+) -> None:
+    """Run all seeds of the sessions and add one report; cancelled sessions are reported as far as they went."""
+    measurement = SessionMeasurement(server, loop_limits(options), options.session_ids)
+    planned = 0
+    try:
+        for seed in _seeds(options):
+            load = await asyncio.to_thread(source.load, seed)
+            planned += len(load.turns)
+            await measurement.run(load, next(numbers))
+        unended = None
+    except asyncio.CancelledError:
+        unended = planned - len(measurement.answers)
+        raise
+    finally:
+        if measurement.answers:
+            figures = session_figures(measurement.runs)
+            made = report(
+                *(measurement.answers, measurement.duration_s, _targets(options), options.percentile / 100),
+                *(options.accelerators, None, unended),
+            )
+            reports.append(replace(made, sessions=figures))
 
 
 async def _at_rate(
@@ -326,7 +252,9 @@ def _seeds(options: argparse.Namespace) -> tuple[int, ...]:
     return tuple(range(options.seed, options.seed + options.seeds))
 
 
-def _describe_load(options: argparse.Namespace, trace: Workload | None) -> str:
+def _describe_load(options: argparse.Namespace, trace: SessionSource | Workload | None) -> str:
+    if isinstance(trace, SessionSource):
+        return f"sessions: {trace.name}"
     lengths = (
         f"{options.prompt_tokens} in, {options.output_tokens} out" if trace is None else f"lengths of {trace.name}"
     )
@@ -358,25 +286,3 @@ def _draw(path: Path, records: Sequence[LoadRecord]) -> None:
     except ImportError as error:
         raise StartError(NO_MATPLOTLIB) from error
     draw_loads(path, {record.name: record.reports for record in records}, records[-1].share)
-
-
-def _rates(text: str) -> tuple[float, float]:
-    low, _, high = text.partition("-")
-    rates = positive(low), positive(high)
-    if rates[0] >= rates[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: the first rate must be under the second")
-    return rates
-
-
-def _ids(text: str) -> tuple[int, int]:
-    low, _, high = text.partition("-")
-    if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in (low, high)) or int(low) > int(high):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be LOW-HIGH, two token ids")
-    return int(low), int(high)
-
-
-def _percentile(text: str) -> float:
-    percentile = positive(text)
-    if not 50.0 <= percentile < 100.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be from 50 to under 100")
-    return percentile

@@ -104,7 +104,7 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def _conclusion(options: argparse.Namespace, accelerator: Accelerator, figures: Mapping[str, float | None]) -> str:
-    """What fits, in a sentence."""
+    """A sentence that says what fits."""
     known = {name: three_digits(value) for name, value in figures.items() if value is not None}
     subject = f"One {accelerator.name} holds"
     if options.tensor_parallel > 1:

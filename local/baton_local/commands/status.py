@@ -127,7 +127,7 @@ def _peer(link: Link, names: Mapping[tuple[str | None, int], str]) -> str:
 
 
 def _rate(link: Link, fastest: float) -> str:
-    """What a link reached in the last minute and when it came up, and whether that is little."""
+    """The rates of a link in the last minute and when it came up, with a mark if they are low."""
     first = None if link.bytes_per_s is None else f"{_gigabytes(link.bytes_per_s)} when it came up"
     recent = None if link.recent_bytes_per_s is None else f"{_gigabytes(link.recent_bytes_per_s)} in the last minute"
     text = ", ".join(part for part in (recent, first) if part) or "not measured"

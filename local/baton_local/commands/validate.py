@@ -89,7 +89,7 @@ def check_text(text: str | ManifestError, name: str, policy: PodPolicy | None) -
 
 
 def _other_kind(document: object) -> str | None:
-    """What an object is that Baton's parser does not read; None: it is for that parser, if only to refuse it."""
+    """A note about an object that Baton's parser does not read; None: the parser reads it, if only to refuse it."""
     if not isinstance(document, dict):
         return None
     kind, version = document.get("kind"), document.get("apiVersion")

@@ -21,7 +21,7 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class DefaultOptions:
-    """What the command line says about the workers of a deployment without a manifest; None: the default."""
+    """Options of the command line for the workers of a deployment without a manifest; None: the default."""
 
     prefill: tuple[int, int] | None = None
     """Fewest and most workers, like `decode`."""

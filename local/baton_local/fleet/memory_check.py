@@ -1,4 +1,4 @@
-"""Whether the workers that start at once fit into this machine's memory, before any of them starts."""
+"""Compares the memory of the workers that start at once with what this machine has, before any starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MemoryNeed:
 
 
 def memory_need(deployment: LLMDeployment, model: Path, devices: Mapping[Role, Device]) -> MemoryNeed:
-    """What the workers on the CPU need; GPUs have memory of their own. Raises ModelError."""
+    """The need of the workers on the CPU; GPUs have memory of their own. Raises ModelError."""
     config, headers = servable_weights(model)
     workers = kv = 0
     for role in POOL_ROLES:
@@ -63,10 +63,10 @@ def check_memory(need: MemoryNeed, free: int, address_space: int | None) -> None
         return
     count = f"{need.workers} × " if need.workers > 1 else ""
     kv = f" and {_gigabytes(need.kv)} for KV" if need.kv else ""
-    each = ": each worker holds a copy" if need.workers > 1 else ""
+    copies = ": each worker holds a copy" if need.workers > 1 else ""
     raise StartError(
         f"the workers need {count}{_gigabytes(need.weights)} for weights in {need.dtype}{kv}, "
-        f"{_gigabytes(free)} are free{each}{_ways(need)}"
+        f"{_gigabytes(free)} are free{copies}{_ways(need)}"
     )
 
 

@@ -358,7 +358,7 @@ _KILLERS: dict[int, str] = {
     signal.SIGBUS: ": is the disk or /dev/shm full?",
     signal.SIGILL: ": this CPU lacks an instruction that it needs",
 }
-"""What usually sends a signal that Baton did not send."""
+"""The usual causes of signals that Baton did not send."""
 
 
 def signal_name(number: int) -> str:

@@ -11,7 +11,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from baton_local.load_test.load_report import LatencySpread, LoadReport
+from baton_local.load_test.latency_spread import LatencySpread
+from baton_local.load_test.load_report import LoadReport
 
 PERCENTILES = (("p50", ":"), ("p95", "--"), ("p99", "-"))
 

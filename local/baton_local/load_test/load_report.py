@@ -6,12 +6,13 @@ of it, E2E the time from due to its end. Refused and broken requests miss every 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton_local.client import Answer, AnswerEnd
+from baton_local.load_test.latency_spread import LatencySpread, latency
+from baton_local.load_test.session_report import SessionFigures
 
 ROUNDING = 1e-6
 """Tolerance for a share of requests: 99.9 / 100 is a little more than 999 of 1,000."""
@@ -34,16 +35,6 @@ class ClientTargets:
             and (self.ttft_s is None or answer.ttft_s <= self.ttft_s)
             and (self.tpot_s is None or answer.tpot_s <= self.tpot_s)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LatencySpread:
-    """Mean and percentiles of a latency in seconds, by the nearest rank."""
-
-    mean: float
-    p50: float
-    p95: float
-    p99: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +83,8 @@ class LoadReport:
     """Whole answers without a token count of the server; their pieces are counted instead."""
     unended: int | None = None
     """Requests in flight when the load was stopped, which no other number includes. None: it was not stopped."""
+    sessions: SessionFigures | None = None
+    """None: it was not a load of sessions."""
 
     def share_within(self, targets: ClientTargets) -> float | None:
         """Share of the requests within the targets; None: the report does not have these targets."""
@@ -149,18 +142,6 @@ def attainment(answers: Sequence[Answer], duration_s: float, targets: ClientTarg
     met_share = met / len(answers) if answers else 0.0
     is_kept = met >= share * len(answers) - ROUNDING
     return Attainment(targets, met_share, met / duration_s, bool(answers) and is_kept)
-
-
-def latency(seconds: Sequence[float]) -> LatencySpread | None:
-    """The spread of some latencies; None for no values."""
-    if not seconds:
-        return None
-    ordered = sorted(seconds)
-
-    def rank(percent: float) -> float:
-        return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
-
-    return LatencySpread(sum(ordered) / len(ordered), rank(50), rank(95), rank(99))
 
 
 def highest_kept(reports: Sequence[LoadReport], targets: ClientTargets) -> LoadReport | None:

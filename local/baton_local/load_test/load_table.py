@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baton_local.load_test.latency_spread import LatencySpread
 from baton_local.load_test.load_record import LoadRecord
-from baton_local.load_test.load_report import ClientTargets, LatencySpread, LoadReport, highest_kept
+from baton_local.load_test.load_report import ClientTargets, LoadReport, highest_kept
+from baton_local.load_test.session_report import SessionFigures
 from baton_local.text_table import table
 
 LATE_S = 0.02
@@ -42,6 +44,7 @@ def as_text(records: Sequence[LoadRecord]) -> str:
     lines += [f"stopped at {one.rate:.3g} req/s after {one.duration_s:.3g} s: {one.unended} requests in flight are"
               " missing, the slow ones among them"
               for one in last.reports if one.unended is not None]  # fmt: skip
+    lines += [line for one in last.reports if one.sessions is not None for line in _session_lines(one.sessions)]
     for one in last.reports:
         counts = ", ".join(f"{count} x {failure}" for failure, count in one.failures.items())
         lines += [f"lost at {one.rate:.3g} req/s: {counts}; the first: {one.failed_because}"] if counts else []
@@ -61,6 +64,26 @@ def _cells(name: str, one: LoadReport) -> tuple[object, ...]:
         None if one.output_tokens_per_s is None else round(one.output_tokens_per_s),
         None if one.per_gpu_tokens_per_s is None else round(one.per_gpu_tokens_per_s),
     )
+
+
+def _session_lines(figures: SessionFigures) -> list[str]:
+    lines = [
+        f"sessions: {figures.sessions} with {figures.turns} turns, {figures.planned_prompt_tokens:,} prompt tokens"
+    ]
+    ideal = f"{figures.ideal_cached_tokens:,} that an infinite cache would have found"
+    if figures.cached_of_ideal is None or figures.cached_tokens is None:
+        lines.append(f"cached tokens: not reported by the server; {ideal}")
+    else:
+        share = f"{100 * figures.cached_of_ideal:.1f} %"
+        lines.append(f"cached tokens: {figures.cached_tokens:,} of {ideal}: {share} of the ideal")
+    if figures.cached_of_ideal is not None and figures.unreported:
+        lines.append(f"unreported: {figures.unreported} answers came without a count of cached tokens")
+    if figures.interactivity_p50 is not None and figures.interactivity_p90 is not None:
+        speeds = f"P90 {figures.interactivity_p90:.3g}/s, P50 {figures.interactivity_p50:.3g}/s"
+        lines.append(f"output tokens over E2E latency: {speeds}")
+    for name, spread in (("first", figures.first_turns_ttft_s), ("later", figures.later_turns_ttft_s)):
+        lines += [] if spread is None else [f"TTFT of {name} turns: {_milliseconds(spread)} ms p50/p95/p99"]
+    return lines
 
 
 def _milliseconds(spread: LatencySpread | None) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -35,6 +36,16 @@ class LoadedServer:
         """A request whose body is JSON already, so that sending it costs the event loop nothing."""
         request = _request(self.model, prompt, output_tokens, self.is_chat)
         return (_plain(request) if self.is_plain else request).encode_ahead()
+
+    def request_of_json(self, prompt: bytes, output_tokens: int, headers: Mapping[str, str]) -> ClientRequest:
+        """A request whose prompt is JSON already: a text, or token ids."""
+        request = _request(self.model, "", output_tokens, self.is_chat)
+        request = _plain(request) if self.is_plain else request
+        name = "messages" if self.is_chat else "prompt"
+        value = b'[{"role": "user", "content": ' + prompt + b"}]" if self.is_chat else prompt
+        rest = {field: value for field, value in request.body.items() if field != name}
+        encoded = json.dumps(rest).encode()[:-1] + b', "' + name.encode() + b'": ' + value + b"}"
+        return ClientRequest(request.path, rest, encoded, headers)
 
     def plan(self, workload: Workload, load: int) -> list[PlannedRequest]:
         """The requests of a workload; its cached tokens become a beginning that several prompts share.

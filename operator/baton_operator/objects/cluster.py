@@ -12,6 +12,7 @@ from baton_control.names import pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, Scheme, parse_source
 from baton_control.spec.pools import PoolSpec
+from baton_control.spec.resource_quantities import CPUS
 from baton_control.worker_specs import Device, Site
 from baton_operator.objects.pod_policy import DEFAULT_POLICY, PodPolicy
 from baton_wire.messages.values import Role
@@ -162,5 +163,4 @@ def _threads(pool: PoolSpec) -> int | None:
     cpu = pool.resources.cpu
     if cpu is None or pool.accelerator is not None:
         return None
-    count = int(cpu[:-1]) // 1000 if cpu.endswith("m") else int(cpu)
-    return min(max(count, 1), MAX_THREADS)
+    return min(max(CPUS.count(cpu) // 1000, 1), MAX_THREADS)

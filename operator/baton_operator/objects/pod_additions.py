@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from baton_control.spec.placing import NodesSpec, PlacementSpec, ResourceSpec
+from baton_control.spec.placing import NodesSpec, PlacementSpec
 from baton_control.spec.pod_affinity import NodeExpressionSpec, NodeTermSpec, PodTermSpec
 from baton_control.spec.pools import PoolSpec
+from baton_control.spec.resources import ResourceSpec
 from baton_operator.kube.object_fields import Manifest
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -50,11 +51,13 @@ def mount(pod: Manifest, volume: Manifest, place: Manifest) -> None:
 
 
 def build_resources(given: ResourceSpec, cpu: str, memory: str, limit: str) -> Manifest:
-    """The resources of a Pod: the given ones or the defaults as requests, and memory as a limit too."""
-    return {
-        "requests": {"cpu": given.cpu or cpu, "memory": given.memory or memory},
-        "limits": {"memory": given.memory or limit},
-    }
+    """The resources of a Pod: the given ones, and the defaults of a resource that is named nowhere."""
+    requests, limits = given.container_amounts()
+    if "cpu" not in requests:
+        requests["cpu"] = cpu
+    if "memory" not in requests:
+        requests["memory"], limits["memory"] = memory, limit
+    return {"requests": requests, **({"limits": limits} if limits else {})}
 
 
 def nodes(placement: NodesSpec) -> Manifest:

@@ -201,19 +201,14 @@ def _mount_secret(pod: Manifest, volume: str, secret_name: str, path: str) -> No
 
 
 def _resources(spec: WorkerSpec, pool: PoolSpec) -> Manifest:
-    """Memory and accelerators are limits as well as requests; CPUs are only requested, to burst while loading."""
-    requests: dict[str, str] = {}
-    limits: dict[str, str] = {}
-    if pool.resources.cpu is not None:
-        requests["cpu"] = pool.resources.cpu
-    if pool.resources.memory is not None:
-        requests["memory"] = limits["memory"] = pool.resources.memory
+    """The resources of a worker: those of its pool, its huge pages and its accelerators."""
+    requests, limits = pool.resources.container_amounts()
+    extended: dict[str, str] = {}
     if pool.hugepages is not None:
-        requests[f"hugepages-{pool.hugepages.page_size}"] = pool.hugepages.size
-        limits[f"hugepages-{pool.hugepages.page_size}"] = pool.hugepages.size
+        extended[f"hugepages-{pool.hugepages.page_size}"] = pool.hugepages.size
     if spec.accelerator_resource is not None:
-        requests[spec.accelerator_resource] = limits[spec.accelerator_resource] = str(spec.accelerators)
-    parts: Manifest = {"requests": requests, "limits": limits}
+        extended[spec.accelerator_resource] = str(spec.accelerators)
+    parts: Manifest = {"requests": {**requests, **extended}, "limits": {**limits, **extended}}
     claims = [{"name": claim.name} for claim in pool.resource_claims]
     return {key: value for key, value in parts.items() if value} | ({"claims": claims} if claims else {})
 

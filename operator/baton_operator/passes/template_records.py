@@ -10,8 +10,8 @@ has the highest revision; older ones stay while workers made from them run.
 The current record also has, in an annotation, the spec that was last carried out as a whole. While a newer one is
 refused, passes carry that one out.
 
-Inputs are compared field by field. A field that only the newer operator knows counts as unchanged while it has its
-default. A field that only the older one knew is ignored.
+Inputs are compared field by field, in their normal form (`recorded_inputs`). A field that only the newer operator
+knows counts as unchanged while it has its default. A field that only the older one knew is ignored.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from baton_operator.kube.object_fields import Manifest, integer, mapping, text
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.metadata import object_head
 from baton_operator.objects.pods import TEMPLATE_VERSION, gateway_template, worker_template
+from baton_operator.passes.recorded_inputs import normal_inputs
 from baton_wire.messages.values import POOL_ROLES, Role
 
 UPGRADE_ANNOTATION = "baton.dev/upgrade"
@@ -36,6 +37,8 @@ _NOT_IN_PODS = ("replicas", "autoscaling", "service", "route", "openAccess")
 """Fields of the gateway that its Pods do not depend on."""
 _NOT_IN_WORKERS = ("generationDefaults", "aliases", "toolFormat", "reasoningFormat", "fetch")
 """Fields of the model that workers do not depend on."""
+_ONLY_RECORDED = {"model": ("credentialsSecret",), "cache": ("size", "storageClassName")}
+"""Fields that Pods do not depend on. They are recorded for older operators, which compare them."""
 _NOT_IN_TEMPLATES = ("replicas", "serviceAccountAnnotations")
 """Fields of a pool that its Pods do not depend on."""
 KEEPS_ANSWERS = "keepsAnswers"
@@ -156,9 +159,20 @@ def _find_rendered(role: Role, wanted: Manifest, base: Record, records: Iterable
             continue
         # A derived input has no default: an older record without it stays unchanged.
         defaults = {**_DEFAULTS[role], KEEPS_ANSWERS: wanted.get(KEEPS_ANSWERS)}
-        if template is not None and is_alike and are_same_inputs(template.inputs, wanted, defaults):
-            return template
+        recorded = {} if template is None else normal_inputs(template.inputs)
+        if template is not None and is_alike and are_same_inputs(recorded, _compared(wanted), defaults):
+            return template if are_same_inputs(recorded, wanted, defaults) else replace(template, inputs=wanted)
     return None
+
+
+def _compared(wanted: Manifest) -> Manifest:
+    """The inputs that Pods depend on."""
+    if "model" not in wanted:
+        return wanted
+    model = mapping(wanted["model"])
+    cache = {name: value for name, value in mapping(model["cache"]).items() if name not in _ONLY_RECORDED["cache"]}
+    fields = {name: value for name, value in model.items() if name not in _ONLY_RECORDED["model"]}
+    return {**wanted, "model": {**fields, "cache": cache}}
 
 
 def _render(deployment: LLMDeployment, role: Role, platform: Platform, wanted: Manifest) -> Rendered:

@@ -1,8 +1,8 @@
 """The CEL rules of the API over several fields. The API server checks them, so that they hold without the operator.
 
 Rules over several fields repeat the validators in `api`. Transition rules (with `oldSelf`) exist only here, because a
-file has no former state. Bounds of quantities and of mapping keys become rules too, because a pattern cannot express
-them.
+file has no former state. Patterns that have a sentence become rules too, so that the server refuses a value with the
+sentence of the reader of files, and bounds of quantities and of mapping keys, which a pattern cannot express.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from baton_control.spec.pod_options import (
 from baton_control.spec.pools import AcceleratorSpec, PoolSpec, ReplicaSpec
 from baton_control.spec.reserved_env import OPENED_BY_NAME, RESERVED_ENV
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, RESERVED_LABELS
+from baton_control.spec.resources import ResourceSpec
 from baton_control.spec.served_model import CacheSpec, FetchSpec, ModelSpec
 from baton_operator.schema.llm_pool import PoolFacadeSpec
 
@@ -63,6 +64,24 @@ def _differ(one: str, other: str) -> str:
     empty = "dyn({})"
     labels = [f"(has({name}.nodeSelector) ? dyn({name}.nodeSelector) : {empty})" for name in (one, other)]
     return f"{labels[0]} != {labels[1]}"
+
+
+def _absent_while(field: str, other: str) -> Rule:
+    """The rule that a short field is absent while the same resource is named in `other`."""
+    place = other.partition(".")[0]
+    rule = f"!has(self.{field}) || !has(self.{place}) || !has(self.{other})"
+    return Rule(rule, f"must be absent while {other} is given", f".{field}")
+
+
+def _within_limit(name: str, short: str | None = None) -> Rule:
+    """The rule that a request is at most the limit of the same resource."""
+    key = name.replace("-", "__dash__")
+    limit = f"quantity(string(self.limits.{key}))"
+    requested = [(f"has(self.requests) && has(self.requests.{key})", f"self.requests.{key}")]
+    requested += [] if short is None else [(f"has(self.{short})", f"self.{short}")]
+    fits = [f"(!({given}) || quantity(string({value})).compareTo({limit}) <= 0)" for given, value in requested]
+    rule = f"!has(self.limits) || !has(self.limits.{key}) || {' && '.join(fits)}"
+    return Rule(rule, f"requests.{name} must be at most limits.{name}", ".requests")
 
 
 def _reserved(field: str, domains: tuple[str, ...]) -> Rule:
@@ -103,7 +122,7 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "cannot be changed: the claim exists already",
             ".storageClassName",
         ),
-        Rule("quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0", "cannot shrink", ".size"),
+        Rule("quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0", "cannot shrink", ".size"),
     ),
     EngineSpec: (
         Rule(
@@ -112,6 +131,14 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "must be at most maxStepTokens",
             ".chunkTokens",
         ),
+    ),
+    ResourceSpec: (
+        _absent_while("cpu", "requests.cpu"),
+        _absent_while("memory", "requests.memory"),
+        _absent_while("memory", "limits.memory"),
+        _within_limit("cpu", "cpu"),
+        _within_limit("memory"),
+        _within_limit("ephemeral-storage"),
     ),
     ReplicaSpec: (Rule("self.min <= self.max", "must be at most replicas.max", ".min"),),
     PoolSpec: (
@@ -169,12 +196,14 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "must be given, or configMapName, and not both",
             ".claimName",
         ),
-        Rule("has(self.claimName) || self.readOnly", "must be true for a ConfigMap", ".readOnly"),
+        Rule(
+            "has(self.claimName) || !has(self.readOnly) || self.readOnly", "must be true for a ConfigMap", ".readOnly"
+        ),
         Rule(f"!(self.name in {list(RESERVED_VOLUMES)})", "is reserved", ".name"),
     ),
     NodeExpressionSpec: (
         Rule(
-            "self.operator in ['In', 'NotIn'] ? has(self.values) && self.values.size() > 0 : "
+            "!has(self.operator) || self.operator in ['In', 'NotIn'] ? has(self.values) && self.values.size() > 0 : "
             "self.operator in ['Gt', 'Lt'] ? has(self.values) && self.values.size() == 1 && "
             "self.values[0].matches('^[0-9]+$') : !has(self.values) || self.values.size() == 0",
             f"must be {VALUES}",
@@ -183,7 +212,7 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
     ),
     TolerationSpec: (
         Rule(
-            "self.operator != 'Exists' || !has(self.value) || self.value == ''",
+            "has(self.operator) && self.operator != 'Exists' || !has(self.value) || self.value == ''",
             "must be absent while operator is Exists",
             ".value",
         ),
@@ -269,28 +298,40 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
 }
 
 
-def quantity_bounds(unit: str, low: str | None, high: str | None) -> tuple[Rule, ...]:
-    """Bounds of a quantity that is text in a manifest; `low` and `high` are written as a manifest writes them."""
+def matches(pattern: str, message: str) -> Rule:
+    """A text that matches a pattern, which the message replaces."""
+    return Rule(f"self.matches('{_quoted(pattern)}')", message)
+
+
+def size_rule(pattern: str, least: str, most: str, message: str) -> Rule:
+    """A quantity of Kubernetes within bounds: an integer or text."""
+    value = "quantity(string(self))"
+    bounds = f"{value}.compareTo(quantity('{least}')) >= 0 && {value}.compareTo(quantity('{most}')) <= 0"
+    return Rule(f"string(self).matches('{_quoted(pattern)}') && {bounds}", message)
+
+
+def quantity_rule(unit: str, pattern: str, least: str | None, most: str | None, message: str) -> Rule:
+    """A duration or a rate within bounds, which are written as a manifest writes them."""
     convert = {
         "duration": "duration({})",
-        "memory": "quantity({})",
         "rate": "(double({0}.substring(0, {0}.size() - 4)) * ({0}.endsWith('GB/s') ? 1000.0 : 1.0))",
     }[unit]
-    compare = "{}.compareTo({}) {} 0" if unit == "memory" else "{0} {2} {1}"
     value = convert.format("self")
-    parts = [
-        compare.format(value, convert.format(f"'{bound}'"), operator)
-        for bound, operator in ((low, ">="), (high, "<="))
+    bounds = [
+        f"{value} {operator} {convert.format(repr(bound))}"
+        for bound, operator in ((least, ">="), (most, "<="))
         if bound is not None
     ]
-    words = " and ".join(f"at {side} {bound}" for side, bound in (("least", low), ("most", high)) if bound is not None)
-    return (Rule(" && ".join(parts), f"must be {words}"),) if parts else ()
+    return Rule(" && ".join((f"self.matches('{_quoted(pattern)}')", *bounds)), message)
+
+
+def _quoted(pattern: str) -> str:
+    return pattern.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def keys_match(pattern: str, longest: int) -> Rule:
     """The keys of a mapping: a structural schema has no other way to bound them."""
-    text = pattern.replace("\\", "\\\\").replace("'", "\\'")
     return Rule(
-        f"self.all(k, k.size() <= {longest} && k.matches('{text}'))",
+        f"self.all(k, k.size() <= {longest} && k.matches('{_quoted(pattern)}'))",
         "keys must be Kubernetes keys such as example.com/tier",
     )

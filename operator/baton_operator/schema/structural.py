@@ -19,25 +19,36 @@ from pydantic_core import PydanticUndefined
 from baton_control.spec.allowed import describe, fields_of, model_of, unwrapped, words_of
 from baton_control.spec.base_model import Model
 from baton_control.spec.model_source import ALLOWED, source_pattern
-from baton_control.spec.quantities import Allowed, Quantity
-from baton_operator.schema.cel import ABSOLUTE, NO_PARENT, RULES, Rule, keys_match, quantity_bounds
+from baton_control.spec.quantities import Quantity
+from baton_control.spec.resource_quantities import LONGEST_SPELLING, Allowed, ResourceQuantity
+from baton_operator.schema.cel import (
+    ABSOLUTE,
+    NO_PARENT,
+    RULES,
+    Rule,
+    keys_match,
+    matches,
+    quantity_rule,
+    size_rule,
+)
 from baton_operator.schema.status import ListKey
 
 Schema = dict[str, object]
 MAX_INT32 = (1 << 31) - 1
-LONGEST_QUANTITY = 18
+LONGEST_DURATION = 18
 
 
 class UnboundedError(TypeError):
     """A type that cannot be written as a bounded structural schema."""
 
 
-def schema_of(annotation: object, metadata: Iterable[object] = ()) -> Schema:
-    """The schema of a type. Raises UnboundedError, which names the type, for what has no bound or no schema."""
+def schema_of(annotation: object, metadata: Iterable[object] = (), *, in_list: bool = False) -> Schema:
+    """The schema of a type. Raises UnboundedError, which names the type, for what has no bound or no schema. `in_list`:
+    an entry of a list, which gets no defaults: clients that compare lists as a whole would differ for ever."""
     annotation, items = unwrapped(annotation, tuple(metadata))
     model = model_of(annotation)
     if model is not None:
-        return _with_rules(_object(model), RULES.get(model, ()))
+        return _with_rules(_object(model, in_list=in_list), RULES.get(model, ()))
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is tuple:
         return _list(arguments[0], items)
@@ -50,6 +61,10 @@ def schema_of(annotation: object, metadata: Iterable[object] = ()) -> Schema:
     quantity = _first(items, Quantity)
     if quantity is not None:
         return _quantity(quantity, items)
+    resource = _first(items, ResourceQuantity)
+    if resource is not None:
+        rule = size_rule(resource.pattern, resource.least, resource.most, f"must be {resource.text}")
+        return _with_rules(_integer_or_text(), (rule,))
     if annotation is bool:
         return {"type": "boolean"}
     if annotation in (int, float):
@@ -86,15 +101,16 @@ def _whole(value: Model) -> Schema:
     return fields
 
 
-def _object(model: type[Model]) -> Schema:
+def _object(model: type[Model], *, in_list: bool) -> Schema:
     properties: Schema = {}
     required = []
     for name, field in fields_of(model).items():
-        schema = schema_of(field.annotation, field.metadata)
+        schema = schema_of(field.annotation, field.metadata, in_list=in_list)
         default = default_of(field)
         words = _explain(field, default)
         described: Schema = {"description": words} if words else {}
-        properties[name] = {**described, **schema, **({} if default is None else {"default": default})}
+        filled: Schema = {} if default is None or in_list else {"default": default}
+        properties[name] = {**described, **schema, **filled}
         if field.is_required():
             required.append(name)
     return {"type": "object", "properties": properties, **({"required": required} if required else {})}
@@ -120,7 +136,13 @@ def _list(item: object, items: tuple[object, ...]) -> Schema:
     kind: Schema = {"x-kubernetes-list-type": "atomic"}
     if key is not None:
         kind = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key.name]}
-    return {"type": "array", "maxItems": most.max_length, **_least("minItems", items), **kind, "items": schema_of(item)}
+    return {
+        "type": "array",
+        "maxItems": most.max_length,
+        **_least("minItems", items),
+        **kind,
+        "items": schema_of(item, in_list=True),
+    }
 
 
 def _mapping(key: object, value: object, items: tuple[object, ...]) -> Schema:
@@ -155,17 +177,31 @@ def _text(items: tuple[object, ...]) -> Schema:
         raise UnboundedError("text without a greatest length")
     low = constraints.min_length
     schema: Schema = {"type": "string", "maxLength": constraints.max_length, **({"minLength": low} if low else {})}
-    if any(isinstance(item, Allowed) and item.text == ALLOWED for item in items):
-        return _with_rules({**schema, "pattern": source_pattern()}, (NO_PARENT, ABSOLUTE))
-    return schema if constraints.pattern is None else {**schema, "pattern": str(constraints.pattern)}
+    allowed = _first(items, Allowed)
+    if allowed is not None and allowed.text == ALLOWED:
+        return _with_rules(schema, (matches(source_pattern(), f"must be {ALLOWED}"), NO_PARENT, ABSOLUTE))
+    if constraints.pattern is None:
+        return schema
+    if allowed is None:
+        return {**schema, "pattern": str(constraints.pattern)}
+    return _with_rules(schema, (matches(str(constraints.pattern), f"must be {allowed.text}"),))
 
 
 def _quantity(quantity: Quantity[float], items: tuple[object, ...]) -> Schema:
     low, high = _first(items, Ge), _first(items, Le)
     least = None if low is None else quantity.show(typing.cast("float", low.ge))
     most = None if high is None else quantity.show(typing.cast("float", high.le))
-    schema: Schema = {"type": "string", "maxLength": LONGEST_QUANTITY, "pattern": quantity.pattern}
-    return _with_rules(schema, quantity_bounds(quantity.name, least, most))
+    message = f"must be {describe(float, items)}"
+    if quantity.takes_integers:
+        assert least is not None
+        assert most is not None
+        return _with_rules(_integer_or_text(), (size_rule(quantity.pattern, least, most, message),))
+    schema: Schema = {"type": "string", "maxLength": LONGEST_DURATION}
+    return _with_rules(schema, (quantity_rule(quantity.name, quantity.pattern, least, most, message),))
+
+
+def _integer_or_text() -> Schema:
+    return {"x-kubernetes-int-or-string": True, "maxLength": LONGEST_SPELLING}
 
 
 def _with_rules(schema: Schema, rules: tuple[Rule, ...]) -> Schema:

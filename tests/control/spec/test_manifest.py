@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from baton_control.errors import FieldProblem, ManifestError
 from baton_control.spec.api import ScalingMode, TransportMode
 from baton_control.spec.manifest import MAX_FILE_BYTES, parse_live, parse_manifest, parse_object, read_manifest
+from baton_control.spec.resource_quantities import BYTES
 from baton_testing.kube.manifests import as_yaml, manifest, set_at
 
 HEAD = as_yaml(manifest())
@@ -35,16 +36,75 @@ def test_everything_but_the_model_has_a_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("500ms", 0.5), ("1.5s", 1.5), ("2m", 120.0), ("1h", 3600.0), ("0.001s", 0.001)]
+    ("text", "seconds"),
+    [
+        ("500ms", 0.5),
+        ("1.5s", 1.5),
+        ("2m", 120.0),
+        ("1h", 3600.0),
+        ("0.001s", 0.001),
+        ("1m30s", 90.0),
+        ("0h59m59s999ms", 3599.999),
+    ],
 )
 def test_durations_become_seconds(text: str, seconds: float) -> None:
     assert parse_object(manifest(slo__ttft={"target": text})).spec.slo.ttft.target == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(("text", "size"), [("64Mi", 64 << 20), ("1Gi", 1 << 30), ("1048576", 1 << 20)])
-def test_sizes_become_bytes(text: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("64Mi", 64 << 20),
+        ("1Gi", 1 << 30),
+        ("1048576", 1 << 20),
+        (1 << 20, 1 << 20),
+        ("1.5Gi", 3 << 29),
+        ("8G", 8 * 10**9),
+        ("2e6", 2_000_000),
+        (".5Gi", 1 << 29),
+    ],
+)
+def test_sizes_become_bytes(text: object, size: int) -> None:
     engine = parse_object(manifest(decode__engine={"kvCacheMemory": text})).spec.decode.engine
     assert engine.kv_cache_memory == size
+
+
+SPELLINGS: list[tuple[dict[str, object], dict[str, object]]] = [
+    ({"cpu": 4}, {"cpu": "4"}),
+    ({"cpu": "4000m"}, {"cpu": "4"}),
+    ({"cpu": "0.5"}, {"cpu": "500m"}),
+    ({"cpu": ".25"}, {"cpu": "250m"}),
+    ({"cpu": "1.0001"}, {"cpu": "1001m"}),
+    ({"memory": "1024Mi"}, {"memory": "1Gi"}),
+    ({"memory": 1 << 30}, {"memory": "1Gi"}),
+    ({"memory": "8000M"}, {"memory": "8G"}),
+    ({"memory": "1e9"}, {"memory": "1G"}),
+    ({"memory": "1.1Gi"}, {"memory": "1181116007"}),
+    ({"requests": {"cpu": 4, "memory": "8Gi"}, "limits": {"memory": "8Gi"}}, {"cpu": "4", "memory": "8Gi"}),
+    ({"limits": {"memory": "8Gi"}}, {"memory": "8Gi"}),
+    ({"limits": {"cpu": 2}}, {"cpu": 2, "limits": {"cpu": "2000m"}}),
+    (
+        {"limits": {"ephemeral-storage": "1Gi"}},
+        {"requests": {"ephemeral-storage": "1024Mi"}, "limits": {"ephemeral-storage": "1Gi"}},
+    ),
+    ({"requests": {}, "limits": {}}, {}),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SPELLINGS)
+def test_equal_resources_in_two_spellings_have_one_normal_form(
+    one: dict[str, object], other: dict[str, object]
+) -> None:
+    first, second = (parse_object(manifest(decode__resources=given)).spec.decode.resources for given in (one, other))
+    assert first == second
+    dump = first.model_dump(mode="json", by_alias=True)
+    assert parse_object(manifest(decode__resources=dump)).spec.decode.resources == first
+
+
+@given(st.integers(min_value=1, max_value=1 << 62))
+def test_the_normal_form_of_bytes_loses_none(count: int) -> None:
+    assert BYTES.count(BYTES.normal(count)) == count
+    assert len(BYTES.normal(count)) <= len(str(count)) + 1
 
 
 NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
@@ -97,10 +157,44 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     (("spec", "prefill", "placement"), {"nodeSelector": {"-a": "b"}}, "must be named by a Kubernetes key"),
     (("spec", "prefill", "placement"), {"tolerations": [{}]}, "spec.prefill.placement.tolerations[0].key: is missing"),
     (("spec", "decode", "replicas", "min"), 0, "must be 0 in both pools or in neither"),
-    (("spec", "decode", "engine"), {"kvCacheMemory": "3Ki"}, "must be a size such as 512Mi or 2Gi from 1Mi to 16Ti"),
+    (
+        ("spec", "decode", "engine"),
+        {"kvCacheMemory": "3Ki"},
+        "must be a size such as 512Mi, 1.5Gi or 8G from 1Mi to 16Ti",
+    ),
+    (("spec", "decode", "resources"), {"cpu": 0.5}, 'must be CPUs such as 4, 500m or "0.5"'),
+    (("spec", "decode", "resources"), {"cpu": 0}, "0 is not allowed: must be CPUs"),
+    (("spec", "decode", "resources"), {"cpu": True}, "true is not allowed: must be CPUs"),
+    (("spec", "decode", "resources"), {"cpu": "4 cores"}, "'4 cores' is not allowed: must be CPUs"),
+    (("spec", "decode", "resources"), {"memory": "64GB"}, "'64GB' is not allowed: must be a size such as 512Mi"),
+    (("spec", "decode", "resources"), {"memory": "400m"}, "'400m' is not allowed: must be a size such as 512Mi"),
+    (("spec", "decode", "resources"), {"memory": "9E"}, "'9E' is not allowed: must be a size"),
+    (("spec", "decode", "resources"), {"memory": -1}, "-1 is not allowed: must be a size"),
+    (
+        ("spec", "decode", "resources"),
+        {"cpu": 4, "requests": {"cpu": 4}},
+        "spec.decode.resources.cpu: 4 is not allowed: must be absent while requests.cpu is given",
+    ),
+    (
+        ("spec", "gateway", "resources"),
+        {"memory": "1Gi", "limits": {"memory": "1Gi"}},
+        "spec.gateway.resources.memory: 1Gi is not allowed: must be absent while limits.memory is given",
+    ),
+    (
+        ("spec", "model", "fetch"),
+        {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}},
+        "spec.model.fetch.resources.requests.memory: 2Gi is not allowed: must be at most limits.memory, which is 1Gi",
+    ),
+    (
+        ("spec", "decode", "resources"),
+        {"cpu": 3, "limits": {"cpu": 2}},
+        "spec.decode.resources.cpu: 3 is not allowed: must be at most limits.cpu, which is 2",
+    ),
     (("spec", "slo", "ttft"), {"target": 500}, "500 is not allowed: must be a duration such as 500ms"),
     (("spec", "slo", "ttft"), {"target": "2h"}, "'2h' is not allowed: must be a duration"),
     (("spec", "slo", "ttft"), {"target": "1e3ms"}, "must be a duration"),
+    (("spec", "slo", "ttft"), {"target": "1m 30s"}, "must be a duration"),
+    (("spec", "slo", "ttft"), {"target": "1m30"}, "must be a duration"),
     (("spec", "slo", "tpot"), {"target": "1s", "percentile": 100}, "must be a number from 50 to 99.9"),
     (("spec", "slo", "tpot"), {"target": "1s", "percentile": float("nan")}, "must be a number from 50 to 99.9"),
     (("spec", "autoscaling", "mode"), False, "quote it: YAML reads a bare On, Off"),

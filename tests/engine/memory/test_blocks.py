@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from baton_engine.memory.blocks import BlockOwner, BlockPool, BlockState
-from baton_engine.memory.prefix import block_digest, root_digest
 from baton_testing.engine.toy_engine import key
+from baton_wire.rules.prefix_digests import block_digest, root_digest
 
 A, B, C = (BlockOwner(key(number), 0) for number in (1, 2, 3))
 ROOT = root_digest("")
@@ -20,7 +20,7 @@ def publish_chain(pool: BlockPool, owner: BlockOwner, contents: str) -> list[byt
     digests = [ROOT]
     for block, letter in zip(pool.table(owner), contents, strict=False):
         digests.append(block_digest(digests[-1], (ord(letter),)))
-        pool.publish(block, digests[-1], digests[-2])
+        pool.publish(block, digests[-1], digests[-2], len(digests) - 1)
     return digests[1:]
 
 
@@ -170,7 +170,7 @@ def test_a_parent_released_before_its_child_still_outlives_it() -> None:
     parent = publish_chain(pool, A, "a")
     pool.allocate(B, 1)
     child = block_digest(parent[0], (ord("b"),))
-    pool.publish(pool.table(B)[0], child, parent[0])
+    pool.publish(pool.table(B)[0], child, parent[0], 2)
     pool.release(A, fence=0)
     pool.release(B, fence=0)
     pool.allocate(C, 1)
@@ -182,7 +182,7 @@ def test_a_cached_parent_of_a_block_in_use_can_be_evicted() -> None:
     pool.allocate(A, 1)
     parent = publish_chain(pool, A, "a")
     pool.allocate(B, 1)
-    pool.publish(pool.table(B)[0], block_digest(parent[0], (1,)), parent[0])
+    pool.publish(pool.table(B)[0], block_digest(parent[0], (1,)), parent[0], 2)
     pool.release(A, fence=0)
     assert pool.available == 1
     pool.allocate(C, 1)  # else a pool full of one sequence's orphans would be stuck

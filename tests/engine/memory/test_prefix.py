@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from baton_engine.memory.prefix import DIGEST_BYTES, PrefixIndex, block_digest, root_digest
+from baton_engine.memory.prefix import PrefixIndex
+from baton_wire.rules.prefix_digests import DIGEST_BYTES, block_digest, root_digest
 
 
 def chain(*blocks: tuple[int, ...], salt: str = "") -> list[bytes]:

@@ -193,9 +193,39 @@ async def test_a_call_that_must_come_is_bound_by_a_grammar_behind_a_thought(clie
     assert "get_weather" in sampling.grammar.definition
     assert sampling.thought is not None
     assert list(sampling.thought.end) == ids_of("</think>")
-    for fields in ({"ignore_eos": True}, {"min_tokens": 1}, {"response_format": {"type": "json_object"}}):
+    for fields in ({"ignore_eos": True}, {"min_tokens": 1}):
         status, error = await client.refused(CHAT, messages=USER, tools=[TOOL], tool_choice=choice, **fields)
         assert (status, error["param"]) == (400, next(iter(fields)))
+
+
+SCHEMA = {"type": "object", "properties": {"mood": {"type": "string"}}, "required": ["mood"]}
+IN_FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize("form", [IN_FORMAT, {"type": "json_object"}], ids=["json_schema", "json_object"])
+async def test_tools_beside_a_format_give_calls_or_the_format(client: HttpClient, form: Any) -> None:
+    asked: Any = {"messages": USER, "tools": [TOOL], "response_format": form}
+    for said, calls in ((f"{THOUGHT}{CALL}", 1), (f'{THOUGHT}{{"mood": "<tool_call>"}}', 0)):
+        client.say(said)
+        [choice] = (await client.ask(CHAT, **asked))["choices"]
+        assert len(choice["message"].get("tool_calls") or []) == calls
+        assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
+        assert choice["message"]["content"] == (None if calls else '{"mood": "<tool_call>"}')
+        sampling = client.sampling()
+        assert sampling.grammar is not None
+        assert "get_weather" in sampling.grammar.definition
+        assert ("mood" in sampling.grammar.definition) is (form is IN_FORMAT)
+        assert sampling.thought is not None
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=str)
+async def test_a_demanded_call_comes_whatever_the_format(client: HttpClient, choice: Any) -> None:
+    client.say(CALL)
+    asked: Any = {"messages": USER, "tools": [TOOL], "tool_choice": choice}
+    await client.ask(CHAT, **asked)
+    definition = client.sampling().grammar
+    await client.ask(CHAT, **asked, response_format=IN_FORMAT)
+    assert client.sampling().grammar == definition
 
 
 async def test_a_strict_tool_is_bound_and_a_free_one_is_not(client: HttpClient) -> None:

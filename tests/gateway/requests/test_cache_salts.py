@@ -7,10 +7,10 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_engine.memory.prefix import root_digest
 from baton_gateway.requests.preparing import cache_salt
 from baton_gateway.workers.affinity import STEP_TOKENS, prefix_keys
 from baton_wire.messages.values import pack_ids
+from baton_wire.rules.prefix_digests import root_digest
 
 PROMPT = pack_ids(list(range(3 * STEP_TOKENS)))
 NAMES = st.text("ab.-", max_size=64)

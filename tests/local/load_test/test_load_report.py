@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from baton_local.client import Answer, AnswerEnd
 from baton_local.errors import StartError
+from baton_local.load_test.latency_spread import latency
 from baton_local.load_test.load_record import LoadRecord, as_json, read_load_record
-from baton_local.load_test.load_report import ClientTargets, LoadReport, highest_kept, latency, report
+from baton_local.load_test.load_report import ClientTargets, LoadReport, highest_kept, report
 from baton_local.load_test.load_table import as_text
 from baton_local.load_test.rate_search import WIDTH, next_rate
 

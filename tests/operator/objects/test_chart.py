@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
-from find_helm import find
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton_control.names import Key
@@ -23,15 +21,12 @@ from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.schema.crd import definitions
 from baton_operator.schema.status import Condition, DeploymentStatus
 from baton_operator.settings import parse
+from baton_testing.kube.charts import PINNED, operator_arguments, rendered, template
 from baton_testing.kube.manifests import KUBERNETES
 from baton_testing.kube.pod_security import violations
-from baton_testing.kube.yaml_documents import documents
 from baton_wire.messages.values import POOL_ROLES, Role
 
 Json = dict[str, Any]
-ROOT = Path(__file__).parents[3]
-CHART = ROOT / "charts" / "baton"
-PINNED = {f"images.{name}": f"r.example.com/{name}@sha256:{'a' * 64}" for name in ("operator", "gateway", "worker")}
 FULL = PINNED | {
     "watch.namespaces": "{team-a,team-b}",
     "monitoring.namespace": "monitoring",
@@ -56,45 +51,52 @@ WIDE = PINNED | {"watch.clusterWide": "true"}
 
 
 def test_a_whole_cluster_is_watched_only_where_an_admission_policy_guards_its_secrets() -> None:
-    kinds = {manifest["kind"] for manifest in objects(WIDE)}
+    kinds = {manifest["kind"] for manifest in rendered(WIDE)}
     assert {"ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} <= kinds
-    assert objects(PINNED | {"secretsPolicy.enabled": "false"}), "in named namespaces that is the installer's choice"
+    assert rendered(PINNED | {"secretsPolicy.enabled": "false"}), "in named namespaces that is the installer's choice"
 
 
-def render(values: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    helm = find(may_fetch=False)
-    if helm is None:
-        pytest.skip("no Helm: `python scripts/find_helm.py` fetches one")
-    sets = [f"--set={name}={value}" for name, value in values.items()]
-    command = [
-        str(helm),
-        "template",
-        "baton",
-        str(CHART),
-        "--namespace=baton-system",
-        "--kube-version=1.36",
-        *sets,
+def test_a_second_rendering_equals_the_first() -> None:
+    """GitOps tools render without a cluster, and apply what differs."""
+    for values in (PINNED, FULL, WIDE):
+        assert template(values).stdout == template(values).stdout
+        assert not [manifest for manifest in rendered(values) if manifest["kind"] == "Secret"]
+
+
+def test_the_operator_may_read_its_master_key_by_name_and_no_other_secret() -> None:
+    manifests = rendered(PINNED)
+    roles = [manifest for manifest in manifests if manifest["kind"] in ("Role", "ClusterRole")]
+    readable = [
+        (role["metadata"]["namespace"], rule["resourceNames"], rule["verbs"])
+        for role in roles
+        for rule in role["rules"]
+        if "secrets" in rule["resources"] and not set(rule["verbs"]) <= {"create", "patch"}
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def objects(values: dict[str, str]) -> list[Json]:
-    done = render(values)
-    assert done.returncode == 0, done.stderr
-    return [document for document in documents(done.stdout) if document]
+    name = "baton-operator-master-keys"
+    assert readable == [("baton-system", [name], ["get"])]
+    settings = parse(operator_arguments(manifests))
+    assert (settings.master_keys, settings.master_key_secret) == (None, name)
+    (policy,) = (manifest for manifest in manifests if manifest["kind"] == "ValidatingAdmissionPolicy")
+    (excepted,) = (e for e in policy["spec"]["matchConditions"] if e["name"] == "not-its-master-key")
+    for needed in ('request.operation == "CREATE"', f'name == "{name}"', 'namespace == "baton-system"', "Opaque"):
+        assert needed in excepted["expression"]
+    given = rendered(PINNED | {"masterKeys.existingSecret": "mine"})
+    assert not any(manifest["metadata"]["name"].endswith("-master-keys") for manifest in given)
+    assert parse(operator_arguments(given)).master_key_secret is None
+    assert "not-its-master-key" not in str(given)
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("values", [PINNED, FULL, WIDE], ids=["least", "full", "wide"])
 def test_everything_is_valid_for_kubernetes(values: dict[str, str], version: str) -> None:
-    for manifest in objects(values):
+    for manifest in rendered(values):
         if not manifest["apiVersion"].startswith(("monitoring.", "apiextensions.")):
             kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_operators_pod_is_restricted_and_understands_its_flags(tmp_path: Path) -> None:
     for values in (FULL, WIDE):
-        (deployment,) = (manifest for manifest in objects(values) if manifest["kind"] == "Deployment")
+        (deployment,) = (manifest for manifest in rendered(values) if manifest["kind"] == "Deployment")
         pod = deployment["spec"]["template"]["spec"]
         assert violations(pod) == []
         container = pod["containers"][0]
@@ -113,7 +115,7 @@ def test_the_operators_pod_is_restricted_and_understands_its_flags(tmp_path: Pat
 def test_definitions_are_those_of_the_api_and_outlive_the_release() -> None:
     shipped = {
         manifest["metadata"]["name"]: manifest
-        for manifest in objects(PINNED)
+        for manifest in rendered(PINNED)
         if manifest["kind"] == "CustomResourceDefinition"
     }
     wanted = {str(definition["metadata"]["name"]): definition for definition in definitions().values()}  # type: ignore[index]
@@ -122,20 +124,20 @@ def test_definitions_are_those_of_the_api_and_outlive_the_release() -> None:
     }
     for definition in shipped.values():
         assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    assert not [e for e in objects(PINNED | {"crds.install": "false"}) if e["kind"] == "CustomResourceDefinition"]
+    assert not [e for e in rendered(PINNED | {"crds.install": "false"}) if e["kind"] == "CustomResourceDefinition"]
 
 
 def test_rights_are_roles_of_the_named_namespaces_unless_asked_for_all() -> None:
-    roles = [manifest for manifest in objects(FULL) if manifest["kind"] == "Role"]
+    roles = [manifest for manifest in rendered(FULL) if manifest["kind"] == "Role"]
     assert {role["metadata"]["namespace"] for role in roles} == {"team-a", "team-b", "baton-system"}
-    wide = objects(WIDE)
-    assert [manifest["metadata"]["namespace"] for manifest in wide if manifest["kind"] == "Role"] == ["baton-system"]
+    wide = rendered(WIDE)
+    assert {manifest["metadata"]["namespace"] for manifest in wide if manifest["kind"] == "Role"} == {"baton-system"}
     bound = [manifest["metadata"]["name"] for manifest in wide if manifest["kind"] == "ClusterRoleBinding"]
-    assert sorted(bound) == ["baton-operator", "baton-operator-nodes"]
+    assert sorted(bound) == ["baton-system-baton-operator", "baton-system-baton-operator-nodes"]
 
 
 def test_without_the_right_to_read_nodes_named_namespaces_need_no_cluster_wide_right() -> None:
-    blind = objects(FULL | {"watch.nodes": "false"})
+    blind = rendered(FULL | {"watch.nodes": "false"})
     bound = [manifest["metadata"]["name"] for manifest in blind if manifest["kind"] == "ClusterRoleBinding"]
     assert [name for name in bound if "secrets" not in name] == []
 
@@ -143,7 +145,6 @@ def test_without_the_right_to_read_nodes_named_namespaces_need_no_cluster_wide_r
 @pytest.mark.parametrize(
     "values",
     [
-        {},
         PINNED | {"images.worker": "r.example.com/worker:latest"},
         PINNED | {"images.gatway": "x"},
         PINNED | {"replicas": "0"},
@@ -161,13 +162,13 @@ def test_without_the_right_to_read_nodes_named_namespaces_need_no_cluster_wide_r
     ids=str,
 )
 def test_wrong_values_are_refused(values: dict[str, str]) -> None:
-    done = render(values)
+    done = template(values)
     assert done.returncode != 0
     assert "values don't meet the specifications" in done.stderr
 
 
 def test_shared_streams_let_the_operator_list_everywhere_and_write_nowhere_else() -> None:
-    manifests = objects(FULL | {"watch.sharedStreams": "true"})
+    manifests = rendered(FULL | {"watch.sharedStreams": "true"})
     roles = [
         manifest
         for manifest in manifests
@@ -177,11 +178,11 @@ def test_shared_streams_let_the_operator_list_everywhere_and_write_nowhere_else(
     assert {verb for rule in rules for verb in rule["verbs"]} == {"list", "watch"}
     listed = {resource for rule in rules for resource in rule["resources"]}
     assert listed == {kind.plural for kind in (*WATCHED, *OPTIONAL)}
-    assert not any(manifest["metadata"]["name"].endswith("-streams") for manifest in objects(FULL))
+    assert not any(manifest["metadata"]["name"].endswith("-streams") for manifest in rendered(FULL))
 
 
 def test_a_class_reaches_the_flags_and_the_rights_on_its_leases() -> None:
-    manifests = objects(FULL | {"operatorClass": "gold"})
+    manifests = rendered(FULL | {"operatorClass": "gold"})
     (deployment,) = (manifest for manifest in manifests if manifest["kind"] == "Deployment")
     settings = parse(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
     rules = [rule for manifest in manifests if manifest["kind"] == "Role" for rule in manifest["rules"]]
@@ -192,7 +193,7 @@ def test_a_class_reaches_the_flags_and_the_rights_on_its_leases() -> None:
 
 def test_how_many_calls_the_operator_makes_is_a_value() -> None:
     for values, expected in ((FULL, 200.0), (FULL | {"callsPerSecond": "1000"}, 1000.0)):
-        (deployment,) = (manifest for manifest in objects(values) if manifest["kind"] == "Deployment")
+        (deployment,) = (manifest for manifest in rendered(values) if manifest["kind"] == "Deployment")
         assert parse(deployment["spec"]["template"]["spec"]["containers"][0]["args"]).calls_per_s == expected
 
 
@@ -205,7 +206,7 @@ def test_alerts_are_about_metrics_that_the_operator_has() -> None:
     measured.saw_pools(key, dict.fromkeys(POOL_ROLES, 1), pools)
     exposed = metrics.text().decode() + generate_latest(registry).decode()
     CONDITIONS.forget(key)
-    (alerts,) = (manifest for manifest in objects(FULL) if manifest["kind"] == "PrometheusRule")
+    (alerts,) = (manifest for manifest in rendered(FULL) if manifest["kind"] == "PrometheusRule")
     rules = alerts["spec"]["groups"][0]["rules"]
     assert {"BatonOperatorAbsent", "BatonDeploymentNotReady", "BatonDeploymentStalled"} < {e["alert"] for e in rules}
     for rule in rules:
@@ -217,7 +218,7 @@ def test_alerts_are_about_metrics_that_the_operator_has() -> None:
 
 
 def test_passes_that_rightly_did_nothing_raise_no_alarm_about_failures() -> None:
-    rules = next(manifest for manifest in objects(FULL) if manifest["kind"] == "PrometheusRule")["spec"]["groups"]
+    rules = next(manifest for manifest in rendered(FULL) if manifest["kind"] == "PrometheusRule")["spec"]["groups"]
     (rule,) = (alert for group in rules for alert in group["rules"] if alert.get("alert") == "BatonPassesFail")
     failed, all_of_them = (set(outcomes.split("|")) for outcomes in re.findall(r'outcome!~"([^"]*)"', rule["expr"]))
     assert failed == metrics.NO_FAILURES

@@ -63,7 +63,7 @@ def test_a_definition_is_structural_and_bounded_everywhere(name: str) -> None:
     loose = []
     for path, schema in nodes(root(name)):
         assert not FORBIDDEN & set(schema), path
-        kind = schema["type"]
+        kind = "string" if "x-kubernetes-int-or-string" in schema else schema["type"]
         bounds = {
             "string": "enum" in schema or "maxLength" in schema,
             "integer": {"minimum", "maximum"} <= set(schema),
@@ -112,9 +112,25 @@ def test_the_reference_and_the_definition_say_the_same() -> None:
 
 def test_client_side_apply_can_keep_each_definition_in_its_annotation() -> None:
     # `kubectl apply` stores the whole object as JSON in one annotation; all annotations together hold 262,144 bytes.
-    sizes = {path.name: len(json.dumps(next(documents(path.read_text())))) for path in CRDS.iterdir()}
+    sizes = {
+        path.name: len(json.dumps(next(documents(path.read_text())), separators=(",", ":"))) for path in CRDS.iterdir()
+    }
     assert set(sizes) == set(definitions())
-    assert max(sizes.values()) < 200_000
+    assert max(sizes.values()) < 150_000
+    assert sum(sizes.values()) < 200_000
+
+
+@BOTH
+def test_no_default_is_inside_an_entry_of_a_list(name: str) -> None:
+    # A client that compares lists as a whole, such as Argo CD, would see a difference for ever.
+    inside = [path for path, schema in nodes(root(name)) if "[]" in path and "default" in schema]
+    assert inside == []
+
+
+@BOTH
+def test_no_pattern_with_a_sentence_is_told_as_a_pattern(name: str) -> None:
+    patterns = {path for path, schema in nodes(root(name)) if "pattern" in schema}
+    assert {path for path in patterns if path.startswith("spec.")} == set()
 
 
 def test_no_field_gives_a_tenant_a_way_into_the_pod() -> None:
@@ -165,11 +181,13 @@ def test_a_model_is_written_out_where_it_is_used() -> None:
             "name": {"type": "string", "maxLength": 5},
         },
     }
+    without_defaults = json.loads(json.dumps(inner))
+    del without_defaults["properties"]["size"]["default"]
     assert schema_of(Outer) == {
         "type": "object",
         "properties": {
             "inner": {"description": "The inner values.", **inner, "default": {"size": 3}},
-            "items": {"type": "array", "maxItems": 2, "x-kubernetes-list-type": "atomic", "items": inner},
+            "items": {"type": "array", "maxItems": 2, "x-kubernetes-list-type": "atomic", "items": without_defaults},
             "flag": {"type": "boolean"},
         },
         "required": ["flag"],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -124,12 +125,17 @@ def model_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
+class QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away in a handshake is no error of the server."""
+
+
 Server = TypeVar("Server", FakeHub, FakeStore)
 
 
 @contextmanager
-def served(hub: Server) -> Iterator[Server]:
-    """The server on a port of loopback, `address` filled in."""
+def served(hub: Server, tls: ssl.SSLContext | None = None) -> Iterator[Server]:
+    """The server on a port of loopback, `address` filled in. `tls`: it is served with this certificate."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -138,10 +144,12 @@ def served(hub: Server) -> Iterator[Server]:
         def log_message(self, format: str, *args: object) -> None:
             """`seen` has it."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = QuietServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    hub.address = f"http://127.0.0.1:{server.server_address[1]}"
+    hub.address = f"http{'' if tls is None else 's'}://127.0.0.1:{server.server_address[1]}"
     try:
         yield hub
     finally:

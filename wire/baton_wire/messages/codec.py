@@ -1,8 +1,8 @@
 """Frames to typed messages and back: msgpack on the wire, exact types and caps by the message classes.
 
-The frame's length is checked before anything is allocated for it; unpacking runs with limits, without extension types
-and hooks; then every field is converted strictly to its declared type. The same conversion is made before a message is
-sent: nothing leaves that its receiver would refuse. Framing is up to the link.
+The frame's length is checked before anything is allocated for it; then every field is read strictly as its declared
+type, without extension types, maps and hooks. A message that is sent is read the same way first: nothing leaves that
+its receiver would refuse. Framing is up to the link.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from baton_wire.messages.values import MAX_FRAME_BYTES, Attempt, RequestId
 
 _MAX_ITEMS = 1 << 16
 _MAX_ERROR_CHARS = 300
-_CONVERSION_ERRORS = (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError)
+_CONVERSION_ERRORS = (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError)
+_encoder = msgspec.msgpack.Encoder()
 
 
-def _refuse_extension(code: int, data: bytes) -> Any:
+def _refuse_extension(code: int, data: bytes | memoryview) -> Any:
     raise ValueError(f"extension type {code} is not part of the protocol")
 
 
@@ -31,17 +32,14 @@ def encode(message: msgspec.Struct) -> bytes:
     """Encode one message. Raises BadFieldsError when its receiver would refuse it, and names the field."""
     kind = type(message)
     try:
-        fields = msgspec.to_builtins(message, builtin_types=(bytes,))
-        msgspec.convert(fields, kind, strict=True, builtin_types=(bytes,))
-        frame: bytes = msgpack.packb(fields, use_bin_type=True)
-    except _CONVERSION_ERRORS as error:
-        request, attempt = getattr(message, "request", None), getattr(message, "attempt", None)
-        raise BadFieldsError(_described(kind, error), kind.__name__, request, attempt) from error
-    if len(frame) > MAX_FRAME_BYTES:
-        request, attempt = getattr(message, "request", None), getattr(message, "attempt", None)
+        frame = _encoder.encode(message)
+        if len(frame) <= MAX_FRAME_BYTES:
+            _decoder(kind).decode(frame)
+            return frame
         text = f"{kind.__name__}: {len(frame)} bytes exceed the frame cap {MAX_FRAME_BYTES}"
-        raise BadFieldsError(text, kind.__name__, request, attempt)
-    return frame
+    except _CONVERSION_ERRORS as error:
+        text = _described(kind, error)
+    raise BadFieldsError(text, kind.__name__, getattr(message, "request", None), getattr(message, "attempt", None))
 
 
 def decode(frame: bytes, union: Any) -> Any:
@@ -53,7 +51,20 @@ def decode(frame: bytes, union: Any) -> Any:
     if len(frame) > MAX_FRAME_BYTES:
         raise BadMessageError(f"frame: {len(frame)} bytes exceed the cap {MAX_FRAME_BYTES}")
     try:
-        raw = msgpack.unpackb(
+        return _decoder(union).decode(frame)
+    except _CONVERSION_ERRORS as error:
+        raise _refused(_unpack(frame), union, error) from error
+
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind, strict=True, ext_hook=_refuse_extension)
+
+
+def _unpack(frame: bytes) -> object:
+    """The plain values of a frame that is no valid message. Raises BadMessageError where it is not msgpack either."""
+    try:
+        return msgpack.unpackb(
             frame,
             raw=False,
             strict_map_key=True,
@@ -66,10 +77,6 @@ def decode(frame: bytes, union: Any) -> Any:
         )
     except (msgpack.UnpackException, *_CONVERSION_ERRORS) as error:
         raise BadMessageError(f"frame: {error}"[:_MAX_ERROR_CHARS]) from error
-    try:
-        return msgspec.convert(raw, union, strict=True, builtin_types=(bytes,))
-    except _CONVERSION_ERRORS as error:
-        raise _refused(raw, union, error) from error
 
 
 def part_of(fields: object, kind: Any) -> Any:

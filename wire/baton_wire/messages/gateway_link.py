@@ -1,7 +1,7 @@
 """Messages between a gateway and a worker: one WebSocket per pair, one message a frame.
 
-Down (gateway → worker): Prefill, Reserve, Retarget, Cancel, Flip, Holding, Heartbeat. Up: Hello (first), BundleChunk,
-Tokens, PromptLogprobs, LegFailed, WorkerState, Heartbeat.
+Down (gateway → worker): Prefill, Reserve, Retarget, Cancel, Flip, Holding, AskCachedPlaces, Heartbeat. Up: Hello
+(first), BundleChunk, Tokens, PromptLogprobs, LegFailed, WorkerState, CachedPlaces, Heartbeat.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from baton_wire.messages.values import (
     MAX_CHOICES,
     MAX_CONTEXT_TOKENS,
     MAX_VOCAB,
+    PLACE_BYTES,
     Attempt,
     ByteCount,
     Choice,
@@ -48,6 +49,11 @@ MAX_ENTRIES = 4_096
 """Entries in one message. A step that produced more, or more than a frame holds, sends several."""
 MAX_PROMPT_LOGPROBS = 1_024
 """Entries in one message: with 20 alternatives each they take about 0.4 MB."""
+
+MAX_CHANGED_PLACES = 4_096
+"""Places that one message adds, and that it drops."""
+PlaceNames = Annotated[bytes, Meta(max_length=PLACE_BYTES * MAX_CHANGED_PLACES)]
+"""Names of places in prefix caches (`baton_wire.rules.prefix_digests`), one after the other."""
 
 Rank = Annotated[int, Meta(ge=0, le=2)]
 """A `HeldRank` of `baton_wire.rules.gateway_rounds`."""
@@ -175,6 +181,21 @@ class PromptLogprobs(Message, frozen=True, tag=7):
     logprobs: Annotated[tuple[PromptLogprob, ...], Meta(min_length=1, max_length=MAX_PROMPT_LOGPROBS)]
 
 
+class CachedPlaces(Message, frozen=True, tag=8):
+    """Announces which places the worker's prefix cache holds: all of them when a link begins or a gateway asks, and
+    then what changed, to all gateways alike.
+    """
+
+    generation: Count
+    """The number of the change; several messages may belong to one. A receiver that missed a number asks again."""
+    added: PlaceNames
+    dropped: PlaceNames
+    is_first: bool = False
+    """The first message of a whole announcement: what was announced before is void."""
+    left_out: Count = 0
+    """Places that the cache holds and that are not announced, because there are too many."""
+
+
 class Prefill(Message, frozen=True, tag=16):
     """Compute the KV of `tokens`, draw one first token per choice, hand the KV over to `decode`."""
 
@@ -190,6 +211,8 @@ class Prefill(Message, frozen=True, tag=16):
     decode: PeerRef
     flow: RequestId | None = None
     """The flow that shares one turn at the worker (see `baton_wire.rules.fair_share`); None: this request alone."""
+    missing_tokens: TokenCount | None = None
+    """Tokens that the worker probably has to compute, until it looks itself; None: not known."""
 
 
 class Reserve(Message, frozen=True, tag=17):
@@ -208,6 +231,8 @@ class Reserve(Message, frozen=True, tag=17):
     """As in Prefill."""
     tpot_s: PositiveSeconds | None = None
     """The target between two tokens: prompts computed in the same steps must not make them longer. None: no target."""
+    missing_tokens: TokenCount | None = None
+    """As in Prefill."""
 
 
 class Retarget(Message, frozen=True, tag=19):
@@ -257,5 +282,9 @@ class Holding(Message, frozen=True, tag=21):
     """Until that prompt has to start; None: `Urgency` says when."""
 
 
-ToGateway = Hello | BundleChunk | Tokens | PromptLogprobs | LegFailed | WorkerState | Heartbeat
-ToWorker = Prefill | Reserve | Retarget | Cancel | Flip | Holding | Heartbeat
+class AskCachedPlaces(Message, frozen=True, tag=22):
+    """Asks for a whole announcement of the worker's cached places. The worker answers one a second at most."""
+
+
+ToGateway = Hello | BundleChunk | Tokens | PromptLogprobs | LegFailed | WorkerState | CachedPlaces | Heartbeat
+ToWorker = Prefill | Reserve | Retarget | Cancel | Flip | Holding | AskCachedPlaces | Heartbeat

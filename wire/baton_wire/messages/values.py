@@ -50,6 +50,9 @@ PACKED_ID_BYTES = 4
 PackedTokenIds = Annotated[bytes, Meta(max_length=PACKED_ID_BYTES * MAX_CONTEXT_TOKENS)]
 """Token ids as little-endian uint32; see `pack_ids`."""
 
+PLACE_BYTES = 8
+"""Bytes that name a place in prefix caches (`baton_wire.rules.prefix_digests`): the beginning of its digest."""
+
 Host = Annotated[str, Meta(min_length=1, max_length=253)]
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 Digest = Annotated[str, Meta(min_length=64, max_length=64, pattern="^[0-9a-f]+$")]

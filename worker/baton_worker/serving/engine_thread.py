@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from baton_engine.memory.place_journal import PlaceChanges
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.events import SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
@@ -31,6 +32,9 @@ LOOK_S = 0.00025
 
 SPARE_S = 0.05
 """Longest wait for commands before a step is planned, even if the step before it runs longer."""
+
+PLACES_S = 0.02
+"""Least time between two looks at what changed in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,9 @@ class _Arrivals:
     tokens: int = 0
 
     def plus(self, command: Submit | ReserveBlocks) -> _Arrivals:
-        tokens = len(command.spec.tokens) if isinstance(command, Submit) else 0
+        spec, tokens = command.spec, 0
+        if isinstance(command, Submit):
+            tokens = len(spec.tokens) if spec.missing_tokens is None else min(spec.missing_tokens, len(spec.tokens))
         return _Arrivals(self.requests + 1, self.tokens + tokens)
 
 
@@ -117,6 +123,9 @@ class EngineThread:
         self._on_cancel = on_cancel
         self._on_crash = on_crash
         self._prepare = prepare
+        self.on_places: Callable[[PlaceChanges], None] = lambda changes: None
+        """Gets changes of the prefix cache, in this thread; must not wait. Set it before the start."""
+        self._places_s = clock()
         stepper.before_launch = self._hand_out_events
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -271,3 +280,7 @@ class EngineThread:
         computing = self._stepper.computing_tokens
         snapshot = EngineSnapshot(stats, steps, self._stepper.step_s, now, stepped, work_since, computing)
         self._published = snapshot, self._taken
+        if now - self._places_s >= PLACES_S:
+            self._places_s = now
+            if changes := self._scheduler.take_places():
+                self.on_places(changes)

@@ -27,6 +27,7 @@ from baton_wire.liveness import DEFAULT_LIVENESS, REPORT_S, Liveness, PeerState
 from baton_wire.messages import codec
 from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
+    AskCachedPlaces,
     BundleChunk,
     Heartbeat,
     HeldTurn,
@@ -43,10 +44,15 @@ from baton_wire.messages.values import MAX_FRAME_BYTES, Attempt, Message, Reason
 from baton_wire.reset import reset
 from baton_wire.rules.gateway_rounds import GatewayRounds, HeldRank, Urgency
 from baton_wire.session import MAX_SIGNED_BYTES, AlteredFrames, FrameParts, Session, parts
+from baton_worker.reporting.cached_places import PlaceQueue, PlacesReport
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
+PLACES_S = 0.05
+"""Time between two looks at what changed in the prefix cache."""
+REPEAT_PLACES_S = 1.0
+"""Least time between two whole announcements of cached places to a gateway."""
 HURRIED_S = 0.003
 """Least time between two states, even when one is urgent."""
 MAX_QUEUED_BYTES = 64 << 20
@@ -72,6 +78,10 @@ class GatewayLink:
         self.overflowed = False
         self.refusal: str | None = None
         """Reason why the gateway's frames end the link, if they do."""
+        self.wants_places = False
+        """The gateway asked for all cached places, and was not answered yet."""
+        self.places_s = 0.0
+        """When all cached places were sent to it."""
 
     def send(self, message: Message) -> None:
         """Queue a message. A link whose queue overflows is closed by its writer.
@@ -125,12 +135,17 @@ class GatewayLinks:
         service: Service,
         altered: AlteredFrames,
         measured: Callable[[WorkerState], WorkerState] = lambda state: state,
+        places: PlaceQueue | None = None,
     ) -> None:
         """`hello` gives the worker's present introduction.
 
         `altered` counts frames of gateways that did not arrive as they were sent.
 
-        `measured` adds measures, such as step timings, to a state that is about to be sent."""
+        `measured` adds measures, such as step timings, to a state that is about to be sent.
+
+        `places` brings changes of the prefix cache; None: gateways are not told of it."""
+        self._place_queue = places
+        self._places = PlacesReport()
         self._measured = measured
         self._hello = hello
         self._bundle = bundle
@@ -218,6 +233,32 @@ class GatewayLinks:
                 async with asyncio.timeout(REPORT_S - HURRIED_S):
                     await self._hurry.wait()
 
+    async def report_places(self) -> None:
+        """Announce what changed in the prefix cache to every gateway; runs until cancelled."""
+        while self._place_queue is not None:
+            self._announce_places(time.monotonic())
+            await asyncio.sleep(PLACES_S)
+
+    def _announce_places(self, now: float) -> None:
+        assert self._place_queue is not None
+        for changes in self._place_queue.take():
+            self._places.record(changes)
+        messages = self._places.announce(now)
+        for link in self._links:
+            if link.wants_places and now - link.places_s >= REPEAT_PLACES_S:
+                self._announce_all_places(link, now)
+                continue
+            for message in messages:
+                link.send(message)
+        if self._places.left_out:
+            self._complaints.say("cached places are not announced", f"{self._places.left_out}, there are too many")
+
+    def _announce_all_places(self, link: GatewayLink, now: float) -> None:
+        if self._place_queue is not None:
+            link.wants_places, link.places_s = False, now
+            for message in self._places.announce_all():
+                link.send(message)
+
     def _report(self, state: WorkerState) -> None:
         self._came.reported(state.waiting_tokens + state.computing_tokens)
         message, links = self._measured(state) if self._links else state, list(self._links)
@@ -238,6 +279,7 @@ class GatewayLinks:
         for offset in range(0, len(self._bundle), CHUNK_BYTES):
             link.send(BundleChunk(offset, self._bundle[offset : offset + CHUNK_BYTES]))
         link.send(msgspec.structs.replace(self._service.state(), gateways=len(self._links)))
+        self._announce_all_places(link, time.monotonic())
 
     async def _serve(self, link: GatewayLink, socket: web.WebSocketResponse) -> bool:
         """Serve the link until it is lost. False: the gateway may not know that, and may not get a message either."""
@@ -280,6 +322,8 @@ class GatewayLinks:
                 continue
             if isinstance(message, Holding):
                 self._note_holding(link, urgency_of(message, time.monotonic()))
+            elif isinstance(message, AskCachedPlaces):
+                link.wants_places = True
             elif not isinstance(message, Heartbeat):
                 self._service.handle(link, message)
                 if len(self._links) > 1 and self._came.is_much(prompt_tokens_of(message)):
@@ -325,9 +369,10 @@ def urgency_of(message: Holding, now: float) -> Urgency | None:
 
 
 def prompt_tokens_of(message: Message) -> int:
-    """Number of tokens that this worker must compute for the message."""
+    """Number of tokens that this worker probably has to compute for the message."""
     if isinstance(message, Prefill) or (isinstance(message, Reserve) and message.prefill_epoch is None):
-        return num_packed(message.tokens)
+        tokens = num_packed(message.tokens)
+        return tokens if message.missing_tokens is None else min(tokens, message.missing_tokens)
     return 0
 
 

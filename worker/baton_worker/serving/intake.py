@@ -42,6 +42,7 @@ def sequence_spec(
         hold=hold,
         flow=message.flow or b"",
         tpot_s=message.tpot_s if isinstance(message, Reserve) else None,
+        missing_tokens=message.missing_tokens,
     )
     problem = refusal(spec, limits.max_context_tokens, limits.max_choices)
     return spec if problem is None else Failed(key, *problem)

@@ -27,6 +27,7 @@ from baton_worker.building import engine, paced
 from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
+from baton_worker.reporting.cached_places import PlaceQueue
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.reports import StepLog, add_measures, hello, state_view, token_blocks
 from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
@@ -162,11 +163,19 @@ class Worker:
             self._end_crashed,
             prepare=_ignore_grammar if parts.masks is None else parts.masks.compiler.prepare,
         )
+        places = PlaceQueue()
+        self._engine.on_places = places.add
         self._service.attach(self._engine)
         self._service.token_blocks = token_blocks(config, parts)
         self._metrics.watch(lambda: self._engine.snapshot, self._role.transfer_view)
         self._links = GatewayLinks(
-            self._introduce, parts.bundle.data, keys, self._service, self._metrics.altered_frames, self._add_measures
+            self._introduce,
+            parts.bundle.data,
+            keys,
+            self._service,
+            self._metrics.altered_frames,
+            self._add_measures,
+            places,
         )
         self._startup_s: float | None = None
         """Age of the process when its transfer was up; None where it is not known."""
@@ -206,7 +215,8 @@ class Worker:
         )
         listener = process.listening(endpoints.handle, self._config.listen)
         port = await self._resources.enter_async_context(listener)
-        for companion in (self._links.report_state, self._watch_restart_reason, *self._role.companions):
+        reports = self._links.report_state, self._links.report_places
+        for companion in (*reports, self._watch_restart_reason, *self._role.companions):
             self._resources.enter_context(_in_background(companion(), self._end_crashed))
         process.report_ready(self._config, self._epoch, port, self._role.pair_port())
         await self._stop.draining.wait()

@@ -59,7 +59,26 @@ def _accelerator_cases(pool: str) -> Iterator[Case]:
     )
 
 
+def resource_cases(path: str, field: str) -> Iterator[Case]:
+    """The cases of one container's resources."""
+    twice: tuple[tuple[str, Json, Json], ...] = (
+        ("must be absent while requests.cpu", {"cpu": 4}, {"requests": {"cpu": "4"}}),
+        ("must be absent while requests.memory", {"memory": "4Gi"}, {"requests": {"memory": "4Gi"}}),
+        ("must be absent while limits.memory", {"memory": "4Gi"}, {"limits": {"memory": "4Gi"}}),
+    )
+    for message, short, long in twice:
+        yield bounded(path, message, field, short, short | long)
+    for name, less, more in (("cpu", "1500m", 2), ("memory", "1G", "1Gi"), ("ephemeral-storage", "1.5Gi", "1536.1Mi")):
+        good, bad = {name: less}, {name: more}
+        message = f"requests.{name} must be at most"
+        yield bounded(path, message, field, {"requests": good, "limits": bad}, {"requests": bad, "limits": good})
+    yield bounded(
+        path, "requests.cpu must be", field, {"cpu": 1, "limits": {"cpu": 1}}, {"cpu": 2, "limits": {"cpu": 1}}
+    )
+
+
 def pool_cases(pool: str) -> Iterator[Case]:
+    yield from resource_cases(f"spec.{pool}.resources", f"{pool}__resources")
     yield bounded(
         f"spec.{pool}.replicas", "must be at most", f"{pool}__replicas", {"min": 2, "max": 2}, {"min": 3, "max": 2}
     )
@@ -67,10 +86,10 @@ def pool_cases(pool: str) -> Iterator[Case]:
     yield Case(f"spec.{pool}", "must be 1: more", manifest(**one), manifest(**two), is_for_files=True)
     yield from _accelerator_cases(pool)
     yield bounded(
-        f"spec.{pool}.engine.kvCacheMemory", "must be at least", f"{pool}__engine__kvCacheMemory", "1Mi", "1023Ki"
+        f"spec.{pool}.engine.kvCacheMemory", "must be a size", f"{pool}__engine__kvCacheMemory", "1Mi", "1023Ki"
     )
     yield bounded(
-        f"spec.{pool}.engine.kvCacheMemory", "must be at least", f"{pool}__engine__kvCacheMemory", "16Ti", "17Ti"
+        f"spec.{pool}.engine.kvCacheMemory", "must be a size", f"{pool}__engine__kvCacheMemory", "16Ti", "17Ti"
     )
     yield bounded(
         f"spec.{pool}.placement.nodeSelector",

@@ -52,6 +52,8 @@ def problems(value: Any, schema: Json, path: str = "") -> list[FieldProblem]:
     kind = schema.get("type")
     if value is None:
         return [FieldProblem(path, "must not be null")] if kind and not schema.get("nullable") else []
+    if schema.get("x-kubernetes-int-or-string") and not (_is(value, "integer") or isinstance(value, str)):
+        return [FieldProblem(path, "must be of type integer,string")]
     if not _is(value, kind):
         return [FieldProblem(path, f"must be of type {kind}")]
     problems_found = [FieldProblem(path, text) for text in _bounds(value, schema)]

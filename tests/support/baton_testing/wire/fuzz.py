@@ -54,11 +54,16 @@ class WireFuzz:
         self.longest_error = 0
         self._raw = [msgpack.unpackb(frame, raw=False, strict_map_key=False) for frame in self.corpus]
 
-    def step(self) -> bool:
+    def draw(self) -> tuple[bytes, Any]:
+        """A frame, and the union of messages that its reader expects."""
         number = self.chance.randrange(len(self.corpus))
         union = self._unions[number] if self.chance.random() < 0.8 else self.chance.choice(UNIONS)
+        return self._frame(number), union
+
+    def step(self) -> bool:
+        frame, union = self.draw()
         try:
-            decode(self._frame(number), union)
+            decode(frame, union)
         except BadMessageError as error:
             self.longest_error = max(self.longest_error, len(str(error)))
             return False

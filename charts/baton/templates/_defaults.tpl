@@ -1,0 +1,41 @@
+{{- /*
+The values of values.yaml for those that are absent: `helm upgrade --reuse-values` passes the values of the older chart
+alone. Every template begins by including "baton.withDefaults". A test holds this list against values.yaml.
+podPolicy and images are missing: the operator has the same defaults, and an image has none.
+*/ -}}
+{{- define "baton.defaults" -}}
+watch: {clusterWide: false, namespaces: [default], nodes: true, sharedStreams: false}
+operatorClass: ""
+crds: {install: true}
+replicas: 2
+logLevel: info
+callsPerSecond: 200
+clusterDomain: cluster.local
+fetch: {ports: [443], cidrs: []}
+masterKeys: {existingSecret: ""}
+resources: {requests: {cpu: 100m, memory: 256Mi}, limits: {memory: 512Mi}}
+nodeSelector: {}
+tolerations: []
+priorityClassName: ""
+podDisruptionBudget: {enabled: true}
+networkPolicy: {enabled: true, apiServerPorts: [443, 6443]}
+monitoring: {namespace: "", podMonitor: false, prometheusRule: false}
+aggregateRoles: true
+secretsPolicy: {enabled: true}
+{{- end }}
+
+{{- define "baton.withDefaults" -}}
+{{- $whole := list "resources" "nodeSelector" }}{{- /* as given, or else the default */ -}}
+{{- range $key, $default := include "baton.defaults" . | fromYaml }}
+  {{- if kindIs "invalid" (index $.Values $key) }}
+    {{- $_ := set $.Values $key $default }}
+  {{- else if and (kindIs "map" $default) (not (has $key $whole)) }}
+    {{- range $name, $value := $default }}
+      {{- if kindIs "invalid" (index $.Values $key $name) }}
+        {{- $_ := set (index $.Values $key) $name $value }}
+      {{- end }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- if not (index .Values "podPolicy") }}{{ $_ := set .Values "podPolicy" dict }}{{ end }}
+{{- end }}

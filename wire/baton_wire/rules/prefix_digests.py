@@ -1,0 +1,70 @@
+"""Digests of a context's full blocks, chained from its salt: workers cache KV under them, gateways compare prompts.
+
+A full block's digest covers its own token ids and, through its parent's digest, everything before it. The chain starts
+from the salt, so that tenants never share. Two equal digests mean equal contexts, hence equal KV.
+
+A *place* is the end of a full block in some context. Between processes it is named by the beginning of its digest.
+Workers announce few of their places, and a gateway that finds one of its prompt's places announced knows that the
+worker has all KV before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from baton_wire.messages.values import PACKED_ID_BYTES, PLACE_BYTES, pack_ids
+
+DIGEST_BYTES = 32
+DENSE_TOKENS = 1_024
+"""Every block that ends within so many tokens is a place that is announced by its length alone."""
+
+
+def root_digest(salt: str) -> bytes:
+    """Parent of every first block under `salt`."""
+    text = salt.encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=DIGEST_BYTES, person=b"baton-prefix").digest()
+
+
+def block_digest(parent: bytes, ids: list[int] | tuple[int, ...]) -> bytes:
+    """Digest of the full block that holds `ids` after the context whose digest is `parent`."""
+    return blake2b(parent + pack_ids(ids), digest_size=DIGEST_BYTES).digest()
+
+
+def is_sparse(blocks: int, block_tokens: int) -> bool:
+    """Return whether a context of this many full blocks ends at a place that is announced by its length alone.
+
+    >>> [blocks for blocks in range(1, 1_025) if is_sparse(blocks, block_tokens=64)][14:]
+    [15, 16, 32, 64, 128, 256, 512, 1024]
+    """
+    return blocks * block_tokens <= DENSE_TOKENS or blocks & (blocks - 1) == 0
+
+
+def packed_places(packed: bytes, salt: str, block_tokens: int) -> bytes:
+    """Names of all places of a prompt, in order, one after the other. `packed`: its ids, by `pack_ids`."""
+    size, digest, names = PACKED_ID_BYTES * block_tokens, root_digest(salt), bytearray()
+    for start in range(0, len(packed) - size + 1, size):
+        digest = blake2b(digest + packed[start : start + size], digest_size=DIGEST_BYTES).digest()
+        names += digest[:PLACE_BYTES]
+    return bytes(names)
+
+
+def split_places(names: bytes) -> list[bytes]:
+    """Separate names that were put one after the other."""
+    return [names[start : start + PLACE_BYTES] for start in range(0, len(names), PLACE_BYTES)]
+
+
+@dataclass(slots=True)
+class PromptPlaces:
+    """The places of one prompt, computed once for each size of a worker's blocks."""
+
+    packed: bytes
+    salt: str
+    _names: dict[int, bytes] = field(default_factory=dict)
+
+    def names(self, block_tokens: int) -> bytes:
+        """Names of all places, one after the other: some 1.2 ms for 100,000 tokens in blocks of 64."""
+        names = self._names.get(block_tokens)
+        if names is None:
+            names = self._names[block_tokens] = packed_places(self.packed, self.salt, block_tokens)
+        return names
