@@ -247,7 +247,12 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("process", nargs="?", metavar="PROCESS", help="one process, by its name in `baton status`")
+    parser.add_argument(
+        "process",
+        nargs="?",
+        metavar="PROCESS",
+        help="a process by its name in `baton status`, or a part of names such as prefill",
+    )
     parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
     parser.add_argument("-f", "--follow", action="store_true", help="print new lines until Ctrl-C")
 
