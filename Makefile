@@ -42,7 +42,7 @@ test: install ## Run the tests (PYTEST_ARGS=… is passed on)
 
 # What breaks most often when something is changed, in under two minutes on two cores.
 SMOKE := tests/test_layout.py tests/test_docstring_openings.py tests/test_public_names.py tests/docs tests/control/spec \
-  tests/control/sizing/test_slo.py tests/wire/test_handshake.py tests/gateway/openai_api tests/engine/scheduling \
+  tests/control/sizing/test_slo.py tests/wire/test_handshake.py tests/gateway/reporting tests/engine/scheduling \
   tests/kv_transfer/prefill tests/kv_transfer/decode tests/operator/passes/test_deployment_status.py \
   tests/local/test_command_line.py tests/local/test_status.py tests/local/test_supervision.py tests/local/test_demo.py
 

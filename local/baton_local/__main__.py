@@ -234,11 +234,11 @@ def _ask(options: argparse.Namespace) -> int:
 
 
 def _chat(options: argparse.Namespace) -> int:
-    from baton_local.commands.chat import Conversation, check_settings, run_chat
+    from baton_local.commands.chat import TerminalChat, check_settings, run_chat
 
     settings = check_settings(options.max_tokens, options.temperature)
     return run_chat(
-        options.name, lambda served: Conversation(options.served_name or served, options.system, dict(settings))
+        options.name, lambda served: TerminalChat(options.served_name or served, options.system, dict(settings))
     )
 
 

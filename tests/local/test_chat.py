@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_local.client import Answer, AnswerEnd, AnswerError, ClientRequest
-from baton_local.commands.chat import Conversation, _converse, speed
+from baton_local.commands.chat import TerminalChat, _converse, speed
 
 
 def answered(text: str) -> Answer:
@@ -15,7 +15,7 @@ def answered(text: str) -> Answer:
 
 
 def test_each_question_is_sent_with_the_history_and_the_system_message() -> None:
-    conversation = Conversation("tiny")
+    conversation = TerminalChat("tiny")
     assert conversation.command("/system Be brief.") == "(system message set)"
     _converse(conversation, "One?", lambda request: answered("1"))
     sent: list[ClientRequest] = []
@@ -32,7 +32,7 @@ def test_each_question_is_sent_with_the_history_and_the_system_message() -> None
 
 
 def test_settings_are_sent_until_they_are_reset() -> None:
-    conversation = Conversation("tiny")
+    conversation = TerminalChat("tiny")
     assert conversation.command("/set temperature 0.2") == "(temperature: 0.2)"
     assert conversation.request("x").body["temperature"] == 0.2
     assert conversation.command("/set temperature") == "(temperature: the default)"
@@ -49,13 +49,13 @@ def test_settings_are_sent_until_they_are_reset() -> None:
     ],
 )
 def test_what_is_mistyped_is_answered_with_what_was_meant(line: str, words: str) -> None:
-    assert words in Conversation("tiny").command(line)
+    assert words in TerminalChat("tiny").command(line)
 
 
 def test_a_refused_or_stopped_turn_is_forgotten_and_the_conversation_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    conversation = Conversation("tiny")
+    conversation = TerminalChat("tiny")
     _converse(conversation, "One?", lambda request: answered("1"))
 
     def refuse(request: ClientRequest) -> Answer:

@@ -30,7 +30,7 @@ SETTINGS: dict[str, Callable[[str], int | float]] = {
 
 
 @dataclass(slots=True)
-class Conversation:
+class TerminalChat:
     """The messages so far and the settings of the next answers. Pure."""
 
     model: str
@@ -85,7 +85,7 @@ class Conversation:
         return f"({name}: {self.settings[name]})"
 
 
-def run_chat(name: str | None, conversation_of: Callable[[str], Conversation]) -> int:
+def run_chat(name: str | None, conversation_of: Callable[[str], TerminalChat]) -> int:
     """Read lines until the end of the input. `conversation_of`: makes a conversation with a model of that name. Raises
     LocalError."""
     record = read_record(find_run(base_directory(), name))
@@ -105,7 +105,7 @@ def run_chat(name: str | None, conversation_of: Callable[[str], Conversation]) -
     return 0
 
 
-def _converse(conversation: Conversation, line: str, send: Callable[[ClientRequest], Answer]) -> None:
+def _converse(conversation: TerminalChat, line: str, send: Callable[[ClientRequest], Answer]) -> None:
     """One question and its answer; a refusal or Ctrl-C ends the turn, not the conversation."""
     try:
         answer = send(conversation.request(line))
