@@ -84,6 +84,8 @@ def _run(config: WorkerConfig, options: argparse.Namespace, answers: Answers, le
         print(f"baton: stopped after {run.progress.answered:,} answers; the same command resumes", file=sys.stderr)
         raise
     _summary(run.progress, time.monotonic() - began_s, options.json)
+    if run.progress.first_refusal:
+        print(f"baton: refused first: {run.progress.first_refusal}", file=sys.stderr)
     return 0
 
 
