@@ -139,9 +139,11 @@ def _up(options: argparse.Namespace) -> int:
     from baton_local.fetching.local_model import SourceRequest
     from baton_local.fetching.model_cache import open_cache
     from baton_local.fleet.client_keys import KeyOptions
+    from baton_wire.log_format import LOG_FORMAT_VARIABLE
 
     if options.file is not None:
         _refuse_model_options(options)
+    os.environ[LOG_FORMAT_VARIABLE] = options.log_format  # for every process that is started
     up = UpOptions(
         manifest=options.file,
         source=None

@@ -100,6 +100,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-memory", type=size, metavar="SIZE", help="with MODEL: memory of each worker's KV cache (default: a share)"
     )
+    _add_log_format(parser)
     _add_serving(parser)
 
 
@@ -164,6 +165,12 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
         default="10m",
         metavar="TIME",
         help="give up when the deployment is not ready by then (default: %(default)s)",
+    )
+
+
+def _add_log_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="form of the processes' log lines"
     )
 
 

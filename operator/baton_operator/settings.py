@@ -12,6 +12,7 @@ from pathlib import Path
 from baton_operator.kube.custom_resources import is_class
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.pod_policy import parse_pod_policy
+from baton_wire.log_format import LOG_FORMAT_VARIABLE, LogFormat
 
 DEFAULT_NAMESPACE = "baton-system"
 CLASS_HELP = "work only on LLMDeployments with this spec.operatorClass; default: on those without one"
@@ -49,6 +50,8 @@ class Settings:
     calls_per_s: float
     resync_s: float
     log_level: str
+    log_format: str | None
+    """None: as the environment says."""
 
 
 def parse(argv: list[str]) -> Settings:
@@ -94,6 +97,7 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument(
         "--resync-s", type=float, default=300.0, help="every deployment gets a pass at least this often"
     )
+    parser.add_argument("--log-format", choices=list(LogFormat), help=f"default: {LOG_FORMAT_VARIABLE}, else text")
     parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default="INFO")
     given = parser.parse_args(argv)
     try:
@@ -139,6 +143,7 @@ def parse(argv: list[str]) -> Settings:
         calls_per_s=given.calls_per_s,
         resync_s=given.resync_s,
         log_level=given.log_level,
+        log_format=given.log_format,
     )
 
 
