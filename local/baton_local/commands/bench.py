@@ -184,7 +184,7 @@ async def _at_rate(
         plan = await asyncio.to_thread(server.plan, workload, next(numbers))
         before = len(answers)
         label = PROGRAM if rate is None else f"{rate:g} req/s"
-        with ProgressBar(label, len(plan), "req") as bar:
+        with ProgressBar(label, len(plan), " req") as bar:
 
             def on_answer(answer: Answer, before: int = before, bar: ProgressBar = bar) -> None:
                 answers.append(answer)
