@@ -20,6 +20,7 @@ from baton_gateway.http_api.cors import is_origin
 from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_wire.discovery import Source, parse_source
 from baton_wire.liveness import DEFAULT_LIVENESS
+from baton_wire.log_format import LOG_FORMAT_VARIABLE, LogFormat
 from baton_wire.rules.answer_formats import AUTO, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 
 N = TypeVar("N", int, float)
@@ -81,6 +82,8 @@ class Settings:
     name: str
     """This gateway's name, for the operator."""
     log_level: str
+    log_format: str | None
+    """None: as the environment says."""
 
     @property
     def formats(self) -> FormatNames:
@@ -311,6 +314,7 @@ FLAGS = (
     Flag("operator", URL, None, "http://HOST:PORT/PATH of the process that sizes the pools (default: none)"),
     Flag("name", NAME, socket.gethostname(), "this gateway's name, for the operator (default: host name)"),
     Flag("log-level", _choice("debug", "info", "warning", "error"), "info", "(default %(default)s)", in_file=True),
+    Flag("log-format", _choice(*LogFormat), None, f"text or json (default: {LOG_FORMAT_VARIABLE}, else text)"),
 )
 """All flags, in the order of the help text."""
 

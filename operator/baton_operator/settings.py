@@ -17,6 +17,7 @@ from baton_operator.objects.network_settings import DNS_PORT, NetworkSettings, W
 from baton_operator.objects.optional import parse_labels
 from baton_operator.objects.pod_ids import parse_pod_ids
 from baton_operator.objects.pod_policy import parse_pod_policy
+from baton_wire.log_format import LOG_FORMAT_VARIABLE, LogFormat
 
 DEFAULT_NAMESPACE = "baton-system"
 _INTERVAL = re.compile(r"[1-9][0-9]{0,5}(ms|s|m|h)")
@@ -55,6 +56,8 @@ class Settings:
     calls_per_s: float
     resync_s: float
     log_level: str
+    log_format: str | None
+    """None: as the environment says."""
 
 
 def parse(argv: list[str]) -> Settings:
@@ -112,6 +115,7 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument(
         "--resync-s", type=float, default=300.0, help="every deployment gets a pass at least this often"
     )
+    parser.add_argument("--log-format", choices=list(LogFormat), help=f"default: {LOG_FORMAT_VARIABLE}, else text")
     parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default="INFO")
     given = parser.parse_args(argv)
     try:
@@ -170,6 +174,7 @@ def parse(argv: list[str]) -> Settings:
         calls_per_s=given.calls_per_s,
         resync_s=given.resync_s,
         log_level=given.log_level,
+        log_format=given.log_format,
     )
 
 

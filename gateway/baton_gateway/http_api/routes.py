@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from urllib.parse import parse_qs
 
 from aiohttp import HttpVersion11, web
 
@@ -130,6 +131,7 @@ class HttpApi:
             "/v1/messages/count_tokens": messages_endpoint(self._count_tokens),
             "/tokenize": HttpEndpoint(("POST",), self._tokenize),
             "/detokenize": HttpEndpoint(("POST",), self._detokenize),
+            "/tokenizer_info": HttpEndpoint(("GET",), self._tokenizer_info),
             "/openapi.json": HttpEndpoint(("GET",), lookups.openapi),
             "/version": HttpEndpoint(("GET",), lookups.version),
             "/health": HttpEndpoint(("GET", "POST"), lookups.routable, is_open=True),
@@ -138,6 +140,7 @@ class HttpApi:
             "/health/ready": HttpEndpoint(("GET",), lookups.ready, is_open=True),
             "/health/routable": HttpEndpoint(("GET",), lookups.routable, is_open=True),
             "/metrics": HttpEndpoint(("GET",), lookups.metrics, is_open=True),
+            "/": HttpEndpoint(("GET",), lookups.front, is_open=True),
         }
         self._model = HttpEndpoint(("GET",), lookups.model)
 
@@ -268,6 +271,10 @@ class HttpApi:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             raw = await body.read_object(self._table.body_limits)
             return await self._send(request, [await self._tokenising.tokenize(raw, tenant, body.charged.take)])
+
+    async def _tokenizer_info(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        names = parse_qs(request.raw_path.partition("?")[2], max_num_fields=8).get("model", [])
+        return web.Response(body=self._tokenising.info(names[0] if names else None), headers=JSON)
 
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
