@@ -13,6 +13,7 @@ import yaml
 
 from baton_control.errors import ManifestError, UnsupportedError
 from baton_control.spec.manifest import parse_object
+from baton_control.spec.reserved_keys import MESH_OPT_OUTS
 from baton_operator.objects.pods import worker_template
 from baton_testing.kube.api_server import ApiServer, Json, Reply
 from baton_testing.kube.manifests import manifest
@@ -53,6 +54,7 @@ def window(**more: object) -> list[Json]:
     return [{"start": "22:00", "end": "06:00", **more}]
 
 
+IMAGE = "oci://registry.example.com/models/llama@sha256:" + "d" * 64
 CASES_OF_PLACES = [case for owner in ("prefill", "decode", "gateway") for case in affinity_cases(owner)]
 SCALED: Json = {"min": 2, "max": 4}
 CASES = [
@@ -147,6 +149,10 @@ CASES = [
         for domain in domains
     ),
     *(
+        bounded("spec.podMetadata", "keys of the domains", "podMetadata__labels", {key: value}, {key: "other"})
+        for key, value in MESH_OPT_OUTS.items()
+    ),
+    *(
         bounded(path, "keys of the domains", field, {"batonxdev/a": "b"}, {"x.baton.dev/a": "b"})
         for path, field in (
             ("spec.gateway.service", "gateway__service__annotations"),
@@ -221,6 +227,30 @@ CASES = [
         manifest(model__toolFormat="harmony", model__reasoningFormat="none"),
     ),
     Case(
+        "spec.model",
+        "must be Shared or PerWorker",
+        manifest(model__source=IMAGE, model__cache={"type": "ImageVolume"}),
+        manifest(model__cache={"type": "ImageVolume"}),
+    ),
+    Case(
+        "spec.model.cache",
+        "must be absent while claimName",
+        manifest(model__cache={"claimName": "models"}),
+        manifest(model__cache={"claimName": "models", "storageClassName": "fast"}),
+    ),
+    Case(
+        "spec.model.cache",
+        "must be absent while type",
+        manifest(model__source=IMAGE, model__cache={"type": "ImageVolume"}),
+        manifest(model__source=IMAGE, model__cache={"type": "ImageVolume", "claimName": "models"}),
+    ),
+    Case(
+        "spec.model.cache",
+        "must be ReadWriteOnce or",
+        manifest(model__cache={"type": "PerWorker", "accessMode": "ReadWriteOnce"}),
+        manifest(model__cache={"type": "PerWorker", "accessMode": "ReadOnlyMany"}),
+    ),
+    Case(
         "spec",
         "every decode step would wait",
         manifest(decode__accelerator=GPU, decode__engine={"offloadedLayers": 8, "offloadDecode": True}),
@@ -256,6 +286,21 @@ CHANGES = [
         CACHED,
     ),
     (Case("spec.model.cache", "cannot be changed", CACHED, manifest(model__cache={"size": "10Gi"})), CACHED),
+    (
+        Case(
+            "spec.model.cache", "cannot be changed", manifest(), manifest(model__cache={"accessMode": "ReadWriteOnce"})
+        ),
+        manifest(),
+    ),
+    (
+        Case(
+            "spec.model.cache",
+            "must be absent while claimName",
+            manifest(model__cache={"claimName": "models", "accessMode": "ReadWriteOnce", "size": "1Gi"}),
+            manifest(model__cache={"claimName": "models", "storageClassName": "fast"}),
+        ),
+        CACHED,
+    ),
     (
         Case(
             "spec.model.cache",

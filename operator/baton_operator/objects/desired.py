@@ -8,11 +8,13 @@ from baton_control.hashes import Revision
 from baton_control.names import flexible_name, gateway_name, pool_name, workers_name
 from baton_control.spec.api import API_VERSION, LLMDeployment
 from baton_control.worker_specs import pool_spec
+from baton_operator.kube.kinds import POLICIES
 from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.fetch import fetch_objects
 from baton_operator.objects.link_keys import key_secret
 from baton_operator.objects.metadata import ROLES_ANNOTATION, object_head, roles_text, selector
+from baton_operator.objects.network_settings import WorkloadPolicies
 from baton_operator.objects.optional import optional_objects
 from baton_operator.objects.pod_additions import account_fields, with_annotations
 from baton_operator.objects.pods import LOAD_S, TEMPLATE_VERSION, WorkerTemplate, gateway_template
@@ -35,15 +37,18 @@ def standing_objects(
     gateway_pod: Manifest | None = None,
     *,
     version: int = TEMPLATE_VERSION,
+    refetch: str = "",
 ) -> tuple[Manifest, ...]:
     """Everything but worker Deployments and pool facades, in the order of creation: policies and accounts before Pods.
 
     `gateway_pod` is the recorded template of the gateway; None: rendered now. `version` is the template version of the
-    images. Raises UnsupportedError for what this version cannot run.
+    images, `refetch` the mark of the last requested fetch. Raises UnsupportedError for what this version cannot run.
     """
+    fetch = fetch_objects(deployment, platform, owner, tells_progress=version >= PROGRESS_VERSION, refetch=refetch)
+    has_policies = platform.network.workloads is WorkloadPolicies.MANAGED
     return (
-        *policies(deployment, platform, owner),
-        *fetch_objects(deployment, platform, owner, tells_progress=version >= PROGRESS_VERSION),
+        *(policies(deployment, platform, owner) if has_policies else ()),
+        *(manifest for manifest in fetch if has_policies or manifest["kind"] != POLICIES.kind),
         *(_account(deployment, role, platform, owner) for role in _ROLES),
         key_secret(deployment, owner, masters),
         *(pool_service(deployment, role, owner) for role in POOL_ROLES),

@@ -18,6 +18,7 @@ from baton_control.errors import FieldProblem, NotAllowedError, shown
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.placing import NodesSpec, node_keys
 from baton_control.spec.pools import AcceleratorSpec
+from baton_control.spec.reserved_keys import MESH_OPT_OUTS
 from baton_control.worker_specs import pool_spec
 from baton_operator.objects.allowed_env import ANY, SAFE_ENV, refusal
 from baton_wire.messages.values import POOL_ROLES
@@ -82,7 +83,8 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     def refusals(self, deployment: LLMDeployment) -> Iterator[FieldProblem]:
         """The settings that are not allowed, in the order of the fields."""
         given = deployment.spec.pod_metadata
-        domained = [key for key in given.labels if "/" in key]
+        labels = given.labels.items()
+        domained = [key for key, value in labels if "/" in key and MESH_OPT_OUTS.get(key) != value]
         yield from _keys("spec.podMetadata.labels", domained, self.labels, "labels")
         yield from _keys("spec.podMetadata.annotations", given.annotations, self.annotations, "annotations")
         for role in POOL_ROLES:

@@ -27,7 +27,7 @@ from baton_control.spec.pod_options import (
 )
 from baton_control.spec.pools import AcceleratorSpec, PoolSpec, ReplicaSpec
 from baton_control.spec.reserved_env import OPENED_BY_NAME, RESERVED_ENV
-from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, RESERVED_LABELS
+from baton_control.spec.reserved_keys import MESH_OPT_OUTS, RESERVED_ANNOTATIONS, RESERVED_LABELS
 from baton_control.spec.resources import ResourceSpec
 from baton_control.spec.served_model import CacheSpec, FetchSpec, ModelSpec
 from baton_operator.schema.llm_pool import PoolFacadeSpec
@@ -39,6 +39,7 @@ def _accelerators(pool: str) -> str:
     return f"(has(self.{pool}.accelerator) ? {replicas} * {ranks} : 0)"
 
 
+OTHER_CLAIM = "has(self.claimName) || has(oldSelf.claimName)"
 ALTERNATIVES = "has(self.alternatives) && self.alternatives.size() > 0"
 
 
@@ -69,8 +70,12 @@ def _within_limit(name: str, short: str | None = None) -> Rule:
 
 def _reserved(field: str, domains: tuple[str, ...]) -> Rule:
     pattern = "|".join(domain.replace(".", "\\\\.") for domain in domains)
+    allowed = [
+        (key, value) for key, value in MESH_OPT_OUTS.items() if any(key.partition("/")[0].endswith(d) for d in domains)
+    ]
+    excepted = "".join(f" && !(k == '{key}' && self.{field}[k] == '{value}')" for key, value in allowed)
     return Rule(
-        f"!has(self.{field}) || !self.{field}.exists(k, k.matches('^([^/]*[.])?({pattern})/'))",
+        f"!has(self.{field}) || !self.{field}.exists(k, k.matches('^([^/]*[.])?({pattern})/'){excepted})",
         f"keys of the domains {', '.join(domains)} are reserved",
         f".{field}",
     )
@@ -102,15 +107,44 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "harmony is toolFormat and reasoningFormat at once",
             ".reasoningFormat",
         ),
+        Rule(
+            "self.cache.type != 'ImageVolume' || self.source.startsWith('oci://')",
+            "must be Shared or PerWorker: an ImageVolume needs an oci:// source",
+            ".cache.type",
+        ),
     ),
     CacheSpec: (
         Rule(
-            "has(self.storageClassName) == has(oldSelf.storageClassName) && "
+            "!(has(self.claimName) && has(self.storageClassName))",
+            "must be absent while claimName is given, which has a class",
+            ".storageClassName",
+        ),
+        Rule(
+            "!has(self.claimName) || self.type != 'ImageVolume'",
+            "must be absent while type is ImageVolume, which needs no claim",
+            ".claimName",
+        ),
+        Rule(
+            "self.accessMode != 'ReadOnlyMany' || self.type != 'PerWorker'",
+            "must be ReadWriteOnce or ReadWriteMany while type is PerWorker",
+            ".accessMode",
+        ),
+        Rule(
+            f"{OTHER_CLAIM} || self.accessMode == oldSelf.accessMode",
+            "cannot be changed: the claim exists already",
+            ".accessMode",
+        ),
+        Rule(
+            f"{OTHER_CLAIM} || has(self.storageClassName) == has(oldSelf.storageClassName) && "
             "(!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
             "cannot be changed: the claim exists already",
             ".storageClassName",
         ),
-        Rule("quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0", "cannot shrink", ".size"),
+        Rule(
+            f"{OTHER_CLAIM} || quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
+            "cannot shrink",
+            ".size",
+        ),
     ),
     EngineSpec: (
         Rule(

@@ -83,6 +83,7 @@ TAKEN: list[tuple[dict[str, Any], PodPolicy]] = [
     ({"podMetadata__annotations": {"example.com/a": "b", "note": "c"}}, PodPolicy(annotations=("example.com", "note"))),
     ({"podMetadata__annotations": {"dapr.io/enabled": "true"}}, PodPolicy(annotations=("*",))),
     ({"podMetadata__labels": {"team": "a"}}, PodPolicy()),
+    ({"podMetadata__labels": {"sidecar.istio.io/inject": "false", "istio.io/dataplane-mode": "none"}}, PodPolicy()),
     ({"podMetadata__labels": {"example.com/team": "a"}}, PodPolicy(labels=("example.com/team",))),
     ({"decode__priorityClassName": "high"}, PodPolicy(priority_classes=("high",))),
     ({"decode__schedulerName": "default-scheduler"}, PodPolicy()),
