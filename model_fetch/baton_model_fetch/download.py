@@ -57,7 +57,7 @@ async def _continue(session: web.SourceSession, file: RemoteFile, path: Path, si
             raise Damaged(f"{file.path}: the server sent another range than the one asked for")
         with path.open("ab" if goes_on else "wb") as out:
             size = have if goes_on else 0
-            pace = Pace(asyncio.get_running_loop().time())
+            pace = BodyPace(asyncio.get_running_loop().time())
             async for chunk in reply.content.iter_chunked(CHUNK):
                 size += len(chunk)
                 if pace.is_stalled(len(chunk), asyncio.get_running_loop().time()):
@@ -70,7 +70,7 @@ async def _continue(session: web.SourceSession, file: RemoteFile, path: Path, si
         return amend(file, reply.headers)
 
 
-class Pace:
+class BodyPace:
     """The speed of a body: one that only trickles is asked for again, which often helps with a server behind others.
     `now`: seconds of a monotonic clock."""
 

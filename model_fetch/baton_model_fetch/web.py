@@ -144,10 +144,10 @@ def check(status: int, url: str, reason: str = "") -> None:
     """Raises SourceRefused or Interrupted for a status that is not 2xx. `reason`: the server's own."""
     if 200 <= status < 300:
         return
-    said = f" ({reason})" if reason else ""
+    why = f" ({reason})" if reason else ""
     if status in _RETRIED:
-        raise Interrupted(f"{place(url)}: HTTP {status}{said}")
-    raise SourceRefused(f"{place(url)}: HTTP {status}: {_WORDS.get(status, 'refused')}{said}")
+        raise Interrupted(f"{place(url)}: HTTP {status}{why}")
+    raise SourceRefused(f"{place(url)}: HTTP {status}: {_WORDS.get(status, 'refused')}{why}")
 
 
 async def _reason(reply: aiohttp.ClientResponse) -> str:

@@ -20,7 +20,7 @@ import pytest
 from baton_model_fetch import __main__ as program
 from baton_model_fetch import folder_lock
 from baton_model_fetch.cache_volume import RECORD, ModelFolder
-from baton_model_fetch.download import LEAST_BYTES, STALL_S, Pace
+from baton_model_fetch.download import LEAST_BYTES, STALL_S, BodyPace
 from baton_model_fetch.errors import Interrupted, VolumeRefused
 from baton_model_fetch.file_system import explain
 from baton_model_fetch.listing import RemoteFile
@@ -286,7 +286,7 @@ def test_a_wait_for_another_process_ends(cache: ModelFolder, monkeypatch: pytest
 
 
 def test_a_body_that_only_trickles_is_stalled() -> None:
-    pace = Pace(0.0)
+    pace = BodyPace(0.0)
     assert not any(pace.is_stalled(100, now) for now in (1.0, 60.0, STALL_S - 1))
     assert pace.is_stalled(100, STALL_S)
     assert not pace.is_stalled(LEAST_BYTES, 2 * STALL_S), "counted anew"
