@@ -64,7 +64,13 @@ EVERY = {
         "servedName": "tiny",
         "maxContextTokens": 512,
         "credentialsSecret": "hub",
-        "cache": {"size": "200Gi", "storageClassName": "shared"},
+        "cache": {
+            "type": "Shared",
+            "size": "200Gi",
+            "storageClassName": "shared",
+            "accessMode": "ReadWriteOnce",
+            "claimName": None,  # with one no claim would be made: test_model_cache.py has the others
+        },
         "fetch": {
             "resources": {"cpu": "2", "memory": "8Gi"},
             "placement": {name: PLACEMENT[name] for name in ("nodeSelector", "tolerations")},
