@@ -13,16 +13,28 @@ import yaml
 
 from baton_control.errors import ManifestError, UnsupportedError
 from baton_control.spec.manifest import parse_object
+from baton_control.spec.reserved_keys import MESH_OPT_OUTS
 from baton_operator.objects.pods import worker_template
 from baton_testing.kube.api_server import ApiServer, Json, Reply
 from baton_testing.kube.manifests import manifest
-from baton_testing.kube.rule_cases import GPU, Case, affinity_cases, bounded, pool_cases, resource_cases
+from baton_testing.kube.rule_cases import (
+    GPU,
+    Case,
+    affinity_cases,
+    bounded,
+    edge_cases,
+    pool_cases,
+    resource_cases,
+)
 from baton_testing.kube.stage import PLATFORM
 from baton_wire.messages.values import Role
 
 DEPLOYMENTS = "/apis/baton.dev/v1alpha1/namespaces/default/llmdeployments"
 POOLS = "/apis/baton.dev/v1alpha1/namespaces/default/llmpools"
 CRDS = Path(__file__).parents[1] / "crds"
+OPEN: Json = {"openAccess": True}
+LOADED: Json = {"type": "LoadBalancer"}
+BALANCED = manifest(gateway={**OPEN, "service": {**LOADED, "loadBalancerClass": "example.com/internal"}})
 FOUR = {"min": 4, "max": 4}
 
 
@@ -98,6 +110,8 @@ CASES = [
         for role in ("prefill", "decode")
     ),
     bounded("spec.rollout", "must be at least 1", "rollout", {"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 0}),
+    bounded("spec.rollout", "must be at least 1", "rollout", {"maxSurge": "25%"}, {"maxSurge": "0%"}),
+    *edge_cases(),
     bounded(
         "spec.gateway",
         "must be false while",
@@ -134,6 +148,10 @@ CASES = [
         for domain in domains
     ),
     *(
+        bounded("spec.podMetadata", "keys of the domains", "podMetadata__labels", {key: value}, {key: "other"})
+        for key, value in MESH_OPT_OUTS.items()
+    ),
+    *(
         bounded(path, "keys of the domains", field, {"batonxdev/a": "b"}, {"x.baton.dev/a": "b"})
         for path, field in (
             ("spec.gateway.service", "gateway__service__annotations"),
@@ -141,7 +159,13 @@ CASES = [
         )
     ),
     *(
-        bounded(f"{path}.{field}", "keys must", f"{path.removeprefix('spec.').replace('.', '__')}__{field}", good, bad)
+        bounded(
+            f"{path}.{field}",
+            "keys must each be",
+            f"{path.removeprefix('spec.').replace('.', '__')}__{field}",
+            good,
+            bad,
+        )
         for path, field in (
             ("spec.gateway.service", "annotations"),
             ("spec.model.fetch", "serviceAccountAnnotations"),
@@ -161,7 +185,9 @@ CASES = [
         for path in ("spec.gateway.placement", "spec.model.fetch.placement")
     ),
     *(
-        bounded(f"spec.podMetadata.{field}", "keys must", f"podMetadata__{field}", {"a.b/c_d": "e"}, {"a b": "c"})
+        bounded(
+            f"spec.podMetadata.{field}", "keys must each be", f"podMetadata__{field}", {"a.b/c_d": "e"}, {"a b": "c"}
+        )
         for field in ("labels", "annotations")
     ),
     Case("spec", "replicas.min must be 0", both_min(0), manifest(decode__replicas={"min": 0, "max": 1})),
@@ -283,6 +309,15 @@ CHANGES = [
         ),
         CACHED,
     ),
+    (
+        Case(
+            "spec.gateway.service",
+            "cannot be changed while type stays",
+            manifest(gateway={**OPEN, "service": {"type": "NodePort"}}),
+            manifest(gateway={**OPEN, "service": LOADED}),
+        ),
+        BALANCED,
+    ),
     (Case("spec", "cannot be changed", pool(replicas=3), pool(deployment="other")), pool()),
     (Case("spec", "cannot be changed", pool(), pool(role="decode")), pool()),
 ]
@@ -342,7 +377,7 @@ def rules_of(schema: Json, path: str = "") -> Iterator[tuple[str, str]]:
     rules = schema.get("x-kubernetes-validations", [])
     assert isinstance(rules, list)
     for rule in rules:
-        if not rule["rule"].startswith(("self.matches(", "string(self).matches(")):
+        if not rule["rule"].startswith(("self.matches(", "string(self).matches(", "type(self) == int")):
             yield path, str(rule["message"])
     inner = schema.get("properties", {})
     assert isinstance(inner, dict)

@@ -78,6 +78,13 @@ class FetchSpec(Model):
         return self
 
 
+class CredentialsSpec(Model):
+    """Credentials for fetching the model."""
+
+    secret_name: ObjectName
+    """Secret in the same namespace."""
+
+
 class ModelSpec(Model):
     """Served model."""
 
@@ -105,6 +112,8 @@ class ModelSpec(Model):
     fetch: FetchSpec = FetchSpec()
     credentials_secret: ObjectName | None = None
     """Secret in the same namespace with credentials for fetching the model. Unset: no credentials are sent."""
+    credentials: CredentialsSpec | None = None
+    """The same as an object, as other Secrets are named. Only without `credentialsSecret`."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> ModelSpec:
@@ -115,3 +124,12 @@ class ModelSpec(Model):
         if self.cache.type is CacheType.IMAGE_VOLUME and not self.source.startswith("oci://"):
             raise broken_rule("cache.type", "must be Shared or PerWorker: an ImageVolume needs an oci:// source")
         return self
+
+    @model_validator(mode="after")
+    def _credentials_in_normal_form(self) -> ModelSpec:
+        """The same model with its credentials as `credentialsSecret`."""
+        if self.credentials is None:
+            return self
+        if self.credentials_secret is not None:
+            raise broken_rule("credentials", "not allowed: must be absent while credentialsSecret is given")
+        return self.model_copy(update={"credentials_secret": self.credentials.secret_name, "credentials": None})

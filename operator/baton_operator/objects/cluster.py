@@ -16,6 +16,8 @@ from baton_control.spec.resource_quantities import CPUS
 from baton_control.spec.served_model import CacheType
 from baton_control.worker_specs import Device, Site
 from baton_operator.objects.fetch_settings import NO_SETTINGS, FetchSettings
+from baton_operator.objects.network_settings import DEFAULT_NETWORK, NetworkSettings
+from baton_operator.objects.pod_ids import DEFAULT_IDS, PodIds
 from baton_operator.objects.pod_policy import DEFAULT_POLICY, PodPolicy
 from baton_wire.messages.values import Role
 
@@ -25,6 +27,7 @@ TLS_PATH, API_KEYS_PATH = "/etc/baton/tls", "/etc/baton/api-keys"
 DRAIN_MARGIN_S = 10.0
 """Seconds that a stopping process gets beyond the longest request, to notice the signal and finish the last request."""
 MAX_THREADS = 1024
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _PINNED = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 
 
@@ -49,18 +52,35 @@ class Platform:
     """True: PodMonitors are made."""
     alerts: bool = False
     """True: PrometheusRules are made."""
+    monitoring_labels: tuple[tuple[str, str], ...] = ()
+    """Labels of PodMonitors and PrometheusRules, by which a Prometheus selects them."""
+    monitoring_interval: str = "15s"
+    """The time between two reads of a Pod's metrics."""
+    metrics_compat: str = ""
+    """`vllm`: gateways and workers serve metrics under vLLM's names too."""
+    llmd_labels: bool = False
+    """True: Pods have the labels by which tools of llm-d select."""
+    network: NetworkSettings = DEFAULT_NETWORK
+    """The installation's part of NetworkPolicies."""
+    pod_ids: PodIds = DEFAULT_IDS
+    """The user and groups of Pods."""
     operator_service: str | None = None
     """The Service in the operator's namespace that gateways link with; None: gateways report nothing."""
     hears_gateways: bool = True
     """True: passes use the reports of gateways (`--routable-from=gateway`)."""
     pod_policy: PodPolicy = DEFAULT_POLICY
     """The settings of Pods that LLMDeployments may use."""
+    pull_secrets: tuple[str, ...] = ()
+    """Secrets of each namespace for pulling images, on the ServiceAccounts. Pods that name some do not use them."""
 
     def __post_init__(self) -> None:
         for field in ("worker_image", "gateway_image"):
             image: str = getattr(self, field)
             if _PINNED.fullmatch(image) is None:
                 raise ValueError(f"{field}: {image!r} is not allowed: must be IMAGE@sha256:DIGEST")
+        for name in self.pull_secrets:
+            if _OBJECT_NAME.fullmatch(name) is None:
+                raise ValueError(f"workload pull secrets: {name!r} is not allowed: must be the name of a Secret")
 
 
 @dataclass(frozen=True, slots=True)

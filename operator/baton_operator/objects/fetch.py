@@ -16,9 +16,8 @@ from baton_operator.objects.fetch_progress import PROGRESS_FILE, PROGRESS_S
 from baton_operator.objects.fetch_state import FETCH_ANNOTATION
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, object_head, selector
 from baton_operator.objects.model_cache import claim_specs, fetch_nodes, fetch_volume, on_claims_node
-from baton_operator.objects.pod_additions import build_resources, with_annotations
+from baton_operator.objects.pod_additions import account_fields, build_resources, with_annotations
 
-USER = 10_001
 CACHE_PATH, CREDENTIALS_PATH = "/cache", "/etc/baton/credentials"
 REFUSED = 3
 """Exit status of the program when a retry would not help."""
@@ -61,7 +60,7 @@ def fetch_objects(
     marked = with_annotations(account, deployment.spec.model.fetch.service_account_annotations)
     return (
         _policy(deployment, platform, owner, source),
-        marked | {"automountServiceAccountToken": False},
+        marked | account_fields(platform),
         *_claims(deployment, owner),
         fetch_job(deployment, platform, owner, tells_progress, refetch),
     )
@@ -171,14 +170,7 @@ def _pod(deployment: LLMDeployment, platform: Platform, tells_progress: bool) ->
         "serviceAccountName": fetch_account_name(deployment.metadata.name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": platform.pod_ids.security_context(),
         "containers": [container],
         "volumes": volumes,
         **fetch_nodes(deployment),

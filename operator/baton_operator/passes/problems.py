@@ -40,7 +40,7 @@ WORST = (
         "WebhookDown",
         "Rejected",
     ),
-    ("PodSecurity", "QuotaExceeded", "AdmissionDenied", "OutsideLimitRange", "FailedCreate"),
+    ("PodSecurity", "QuotaExceeded", "QuotaNeedsResources", "AdmissionDenied", "OutsideLimitRange", "FailedCreate"),
     ("MissingServiceAccount", "MissingPriorityClass", "MissingRuntimeClass", "MissingResourceClaim"),
     ("MissingSecret", "MissingConfigMap", "MissingClaim", "VolumeFails", "SandboxFails"),
     ("InsufficientAccelerators", "Unschedulable", "NodeRefuses", "ImagePull", "ContainerConfig"),
@@ -64,7 +64,7 @@ def rank_problems(problems: Iterable[PassProblem]) -> tuple[PassProblem, ...]:
 
 _REFUSALS = (
     ("exceeded quota", "QuotaExceeded"),
-    ("failed quota", "QuotaExceeded"),
+    ("failed quota", "QuotaNeedsResources"),
     ("insufficient quota", "QuotaExceeded"),
     ("violates PodSecurity", "PodSecurity"),
     ("failed calling webhook", "WebhookDown"),
@@ -104,7 +104,7 @@ def find_missing_object(text: str) -> PassProblem | None:
     return PassProblem(reason, f"{words.get(kind, 'the resource claim')} {name} does not exist")
 
 
-_ACCELERATOR = re.compile(r"Insufficient [a-z0-9.-]+\.[a-z0-9.-]+/(?!hugepages)\S+")
+_ACCELERATOR = re.compile(r"Insufficient [a-z0-9.-]+/(?!hugepages)\S+|cannot allocate all claims")
 _CLAIM_PROBLEMS = ("PersistentVolumeClaim", "persistentvolumeclaim", "volume node affinity conflict")
 
 

@@ -25,6 +25,7 @@ from baton_operator.objects.desired import flexible_workers_of, pool_facade, sta
 from baton_operator.objects.metadata import REFETCH_ANNOTATION, RESTART_ANNOTATION, roles_text
 from baton_operator.passes import accelerators
 from baton_operator.passes.apply import DesiredObject, desired_object, with_metadata
+from baton_operator.passes.device_notes import device_notes
 from baton_operator.passes.refused_env import read_written_spec
 from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
 from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current_record, newest_record
@@ -164,6 +165,7 @@ def render(given: Inputs) -> Rendering:
     notes = [f"unknown fields are ignored: {', '.join(unknown)}"] if unknown else []
     notes += [f"left out: {problem}" for problem in as_written.left_out]
     notes += [f"{kind.kind}s are left out: {kind.api_version} is not served, or not granted" for kind in missing]
+    notes += device_notes(deployment)
     pods: dict[tuple[Role, Revision], Manifest] = {}
     for known_record in (
         *(stored.record for stored in sorted(given.records, key=lambda stored: stored.number)),

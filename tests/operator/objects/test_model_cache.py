@@ -169,7 +169,7 @@ def test_deployments_of_one_claim_share_its_node() -> None:
     assert one["metadata"]["labels"][CLAIM_LABEL] == other["metadata"]["labels"][CLAIM_LABEL]
 
 
-@pytest.mark.parametrize("cache", set(CACHES) - {"default", "image"})
+@pytest.mark.parametrize("cache", sorted(CACHES.keys() - {"default", "image"}))
 def test_another_volume_is_another_template_and_the_default_is_the_same(cache: str) -> None:
     for role in POOL_ROLES:
         assert worker_template(remote(cache), role, PLATFORM) != worker_template(remote("default"), role, PLATFORM)
