@@ -39,6 +39,8 @@ class Tool:
     """JSON Schema of the arguments; None: any object."""
     strict: bool
     """True if the arguments are constrained to `parameters`."""
+    path: str = ""
+    """The tool's place in the client's body; empty: its place among the tools."""
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool as chat templates expect it, without `strict`, which models do not know."""
