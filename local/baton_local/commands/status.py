@@ -8,7 +8,7 @@ from typing import TextIO
 
 import msgspec
 
-from baton_local.fleet.observation import CacheUse, Link, Observation, ObservedWorker
+from baton_local.fleet.observation import FoundTokens, Link, Observation, ObservedWorker
 from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_local.text_table import milliseconds, table
 from baton_wire.sketch import Sketch
@@ -94,7 +94,7 @@ def watch(page: Callable[[], str], out: TextIO, *, is_clearing: bool, every_s: f
         time.sleep(every_s)
 
 
-def _cache(use: CacheUse | None) -> list[str]:
+def _cache(use: FoundTokens | None) -> list[str]:
     if use is None or not use.prompt_tokens:
         return []
     found = f"{100 * use.cached_tokens / use.prompt_tokens:.0f} % of prompt tokens found"
