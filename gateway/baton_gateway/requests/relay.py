@@ -363,7 +363,7 @@ class Relay:
             if isinstance(revision, Problem):
                 event = self._park(live, revision)
             else:
-                event = Prepared(await self.prompts.build(live, revision, self._rules.generation_defaults))
+                event = Prepared(await self.prompts.build(live, revision, self._rules.prompts))
         except BaseException as error:  # noqa: BLE001 (nothing else would end it before its deadline)
             event = Refused(self._problem(error, live.prompt_field))
         live.preparing = None
@@ -412,7 +412,7 @@ class Relay:
             self.on_parked()
             return NoRoute(action.run, route, self._routing.is_superseded(live, self._rules.route))
         if live.life.attempts == 0:
-            count_prompt(self._metrics, live, action, route.best_cached_tokens)
+            count_prompt(self._metrics, live, action, route, self._routing.places(live, action.prompt), now)
         self._routing.record(live, action, route, now)
         self._metrics.routed(route)
         self._by_run[action.run] = live

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
@@ -78,6 +78,14 @@ class Routing:
                     tokens[epoch] = max(tokens.get(epoch, 0), blocks * block_tokens)
         live.cached[prompt] = now, tokens
         return tokens
+
+    def places(self, live: LiveRequest, prompt: int) -> Iterator[tuple[bytes, int]]:
+        """(name, tokens up to it) of the prompt's places, the longest first."""
+        assert live.fingerprint is not None
+        for block_tokens in self._table.block_sizes(live.fingerprint)[:1]:
+            names = live.places[prompt].names(block_tokens)
+            for end in range(len(names), 0, -PLACE_BYTES):
+                yield names[end - PLACE_BYTES : end], end // PLACE_BYTES * block_tokens
 
     def record(self, live: LiveRequest, action: PickRoute, route: Route, now: float) -> None:
         """Remember that a run was sent to these workers."""
