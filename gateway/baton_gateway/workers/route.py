@@ -17,7 +17,7 @@ from baton_gateway.workers.pool_load import prompt_token_s, view_prefill_side
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placement, choose_placement
-from baton_wire.rules.worker_choice import MISSING_WEIGHT, WorkerOption, choose_worker
+from baton_wire.rules.worker_choice import MISSING_WEIGHT, SEQUENCE_TOKENS, WorkerOption, choose_worker
 
 MOVED_TOKENS = 1_024
 """A session has moved if at least so many of its tokens, and half of what is cached, are computed again for it."""
@@ -133,14 +133,19 @@ def _find_move(query: RouteQuery, chosen: bytes, workers: Sequence[WorkerView]) 
 
 
 def _pick_pair(query: RouteQuery, workers: Sequence[WorkerView], policy: RoutePolicy) -> Route | Problem:
-    fitting = [worker for worker in workers if worker.fingerprint == query.fingerprint and worker.is_usable]
-    large = [worker for worker in fitting if _can_hold(worker, query)]
-    decode = _best([worker for worker in large if worker.role is Role.DECODE], query)
-    prefill = _best([worker for worker in large if worker.role is Role.PREFILL], query)
-    retaining = next((worker for worker in workers if worker.epoch == query.retained_by), None)
+    own = query.fingerprint
+    fitting = [
+        worker for worker in workers if worker.is_usable and (worker.fingerprint is own or worker.fingerprint == own)
+    ]
+    decoding = [worker for worker in fitting if worker.role is Role.DECODE]
+    decode = _best_that_holds(decoding, query)
+    prefill = _best_that_holds([worker for worker in fitting if worker.role is Role.PREFILL], query)
+    retaining = None
+    if query.retained_by is not None:
+        retaining = next((worker for worker in workers if worker.epoch == query.retained_by), None)
     if retaining is not None and not retaining.is_suspect:  # also if it drains; never to itself, if it has flipped
-        others = [worker for worker in large if worker.role is Role.DECODE and worker is not retaining]
-        if (target := _best(others, query)) is not None:
+        others = [worker for worker in decoding if worker is not retaining]
+        if (target := _best_that_holds(others, query)) is not None:
             return Route(retaining.epoch, target.epoch, target.pair_address)
     if decode is not None and policy.disaggregate and prefill is not None:
         missing = _missing(prefill, query)
@@ -164,7 +169,7 @@ def _pick_pair(query: RouteQuery, workers: Sequence[WorkerView], policy: RoutePo
         return _local(decode, query)
     if decode is None and prefill is not None and _can_decode(prefill, query):
         return _local(prefill, query)
-    if _would_fit_if_larger(fitting, large):
+    if _would_fit_if_larger(fitting, query):
         return errors.too_long_for_workers()
     return errors.no_workers()
 
@@ -225,29 +230,66 @@ def _can_hold(worker: WorkerView, query: RouteQuery) -> bool:
     return tokens <= worker.max_context_tokens and query.choices <= worker.max_choices and blocks <= worker.blocks_total
 
 
-def _would_fit_if_larger(fitting: Sequence[WorkerView], large: Sequence[WorkerView]) -> bool:
+def _would_fit_if_larger(fitting: Sequence[WorkerView], query: RouteQuery) -> bool:
     """Return whether both roles have workers, but one role has only workers that are too small."""
     roles = {worker.role for worker in fitting}
-    return roles == {Role.PREFILL, Role.DECODE} and {worker.role for worker in large} != roles
+    return roles == {Role.PREFILL, Role.DECODE} and {one.role for one in fitting if _can_hold(one, query)} != roles
+
+
+def _best_that_holds(workers: Sequence[WorkerView], query: RouteQuery) -> WorkerView | None:
+    """The worker that takes the prompt, of those that are large enough; usually all are."""
+    best = _best(workers, query)
+    if best is None or _can_hold(best, query):
+        return best
+    return _best([worker for worker in workers if _can_hold(worker, query)], query)
 
 
 def _best(workers: Sequence[WorkerView], query: RouteQuery) -> WorkerView | None:
-    if not workers:
-        return None
-    return workers[choose_worker([_option(worker, query) for worker in workers], query.tie)]
+    """The worker that takes the prompt. Of those that have nothing of it cached only the least loaded come into
+    question: a gateway may have hundreds of workers, and decides for every request."""
+    candidates, least, equal = [], None, []
+    special, tokens, choices = query.cached.keys() | query.avoid, query.tokens, query.choices
+    for worker in workers:
+        free = worker.blocks_free
+        if free is None or worker.is_stuck or worker.epoch in special:
+            candidates.append(worker)
+            continue
+        block_tokens, load = worker.block_tokens, worker.load_tokens + int(worker.lately_tokens_s)
+        is_full = free * block_tokens < tokens
+        if worker.role is Role.DECODE:  # as in `_option`
+            sequences = worker.load_sequences
+            load += (worker.blocks_total - free) * block_tokens + SEQUENCE_TOKENS * sequences
+            is_full = is_full or sequences + choices > worker.max_sequences
+        if least is None or (is_full, load) < least:
+            least, equal = (is_full, load), [worker]
+        elif (is_full, load) == least:
+            equal.append(worker)
+    candidates += equal
+    return candidates[choose_worker([_option(one, query) for one in candidates], query.tie)] if candidates else None
+
+
+def _has_slots(worker: WorkerView, query: RouteQuery) -> bool:
+    """False for a decode worker where the run waits until an answer ends, however much of its prompt is cached."""
+    return worker.role is not Role.DECODE or worker.load_sequences + query.choices <= worker.max_sequences
+
+
+def _queued_tokens(worker: WorkerView) -> int:
+    return worker.load_tokens + (worker.held_tokens if worker.role is Role.DECODE else 0)
+
+
+def _sequences(worker: WorkerView) -> int:
+    return worker.load_sequences if worker.role is Role.DECODE else 0
 
 
 def _option(worker: WorkerView, query: RouteQuery) -> WorkerOption:
     missing = max(0, query.tokens - query.cached.get(worker.epoch, 0))
-    is_full = worker.blocks_free is not None and worker.blocks_free * worker.block_tokens < missing
-    is_decode = worker.role is Role.DECODE
-    if is_decode and worker.load_sequences + query.choices > worker.max_sequences:
-        is_full = True  # it waits until a whole answer ends, however much of its prompt is cached
+    has_room = worker.blocks_free is None or worker.blocks_free * worker.block_tokens >= missing
     return WorkerOption(
         missing,
-        worker.load_tokens,
-        worker.load_sequences if is_decode else 0,
+        _queued_tokens(worker),
+        _sequences(worker),
+        worker.lately_tokens_s,
         worker.seed,
         worker.epoch in query.avoid or worker.is_stuck,
-        is_full,
+        not has_room or not _has_slots(worker, query),
     )

@@ -230,3 +230,13 @@ def test_a_worker_that_flipped_hands_nothing_over_to_itself() -> None:
     asked = query(retained_by=b"D1")
     assert choose(worker("P1"), worker("D1"), worker("D2", load_sequences=9), asked=asked) == "D1 D2"
     assert choose(worker("P1"), worker("D1"), asked=asked) == "P1 D1"
+
+
+def test_sessions_with_a_common_beginning_do_not_all_decode_at_one_worker() -> None:
+    """Each step of a decode worker reads the KV of all its sequences: that costs more than receiving a beginning."""
+    large: dict[str, object] = {"max_context_tokens": 99_999, "blocks_total": 50_000}
+    asked = query(30_000, cached={b"D1": 12_000})
+    for held_blocks, decode in ((1_400, "D1"), (1_600, "D2")):
+        busy = worker("D1", blocks_free=50_000 - held_blocks, **large)
+        workers = [worker("P1", blocks_free=50_000, **large), busy, worker("D2", blocks_free=50_000, **large)]
+        assert choose(*workers, asked=asked) == f"P1 {decode}"

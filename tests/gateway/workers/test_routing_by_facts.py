@@ -46,6 +46,11 @@ def prefills(worker: FakeWorker) -> list[Prefill]:
     return [message for message in worker.received if isinstance(message, Prefill)]
 
 
+def are_idle(gateway: RunningGateway, *epochs: bytes) -> bool:
+    views = gateway.server.table.views()
+    return not any(view.load_sequences for view in views if view.epoch in epochs)
+
+
 async def announced(gateway: RunningGateway, worker: FakeWorker, *messages: CachedPlaces, places: int | None) -> None:
     await worker.announce_places(*messages)
     await until(lambda: gateway.server.table.cached.places(worker.epoch) == places)
@@ -57,8 +62,13 @@ async def test_a_session_goes_to_the_workers_that_announce_its_context(gateway: 
     await announced(gateway, prefill, whole(HEAD), places=12)
     await announced(gateway, decode, whole(HEAD[:160]), places=10)
     prefill.cached_tokens = 100
+    homes = (prefill.epoch, decode.epoch)
     for turn in range(4):
         await complete(gateway, [*HEAD, *[30 + turn] * 40])
+        await until(lambda: prefill.is_idle and decode.is_idle)
+        await prefill.report()
+        await decode.report()
+        await until(lambda: are_idle(gateway, *homes))
     assert len(prefills(prefill)) == 4
     assert len([message for message in decode.received if isinstance(message, Reserve)]) == 4
     assert {message.missing_tokens for message in prefills(prefill)} == {240 - 192}

@@ -16,6 +16,9 @@ MISSING_WEIGHT: Final = 2
 """A missing token counts as much as so many queued ones."""
 SEQUENCE_TOKENS: Final = 64
 """One more sequence at a worker that decodes weighs as much as this many tokens that it would have to receive."""
+LATELY_S: Final = 1.0
+"""Seconds of a worker's usual work that count as queued: of idle workers new sessions take the one that is idle most
+of the time."""
 _MIX: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
 
@@ -26,9 +29,12 @@ class WorkerOption(NamedTuple):
     missing_tokens: int
     """Tokens of the prompt that it has to compute or receive."""
     queued_tokens: int
-    """Tokens that it has to compute or receive before: what is cached there is left out."""
+    """Tokens that it has to compute or receive before: what is cached there is left out. For a worker that decodes also
+    the tokens of KV that its sequences need: each of its steps reads them."""
     sequences: int = 0
-    """Sequences that it decodes or will decode, besides those of its prompts."""
+    """Sequences that it decodes or will decode."""
+    lately_tokens_s: float = 0.0
+    """Tokens a second that it computed in the last minute."""
     seed: int = 0
     """A number of the worker's own, for draws."""
     is_last_resort: bool = False
@@ -39,7 +45,8 @@ class WorkerOption(NamedTuple):
     @property
     def cost_tokens(self) -> int:
         """Tokens before the prompt's end there, the missing ones weighted."""
-        return self.queued_tokens + MISSING_WEIGHT * self.missing_tokens + SEQUENCE_TOKENS * self.sequences
+        own = MISSING_WEIGHT * self.missing_tokens + SEQUENCE_TOKENS * self.sequences
+        return self.queued_tokens + own + int(LATELY_S * self.lately_tokens_s)
 
 
 def choose_worker(options: Sequence[WorkerOption], tie: int) -> int:
