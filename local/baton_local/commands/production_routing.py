@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,6 +16,8 @@ from baton_wire.messages.values import Address, PairFingerprint, Role
 ADDRESS: Final = Address("simulated", 1)
 FINGERPRINT: Final = PairFingerprint(1, "", "", "", 1, 1, 1, "", "")
 BLOCK_TOKENS: Final = 64
+LATELY_S: Final = 60.0
+"""Workers report what they computed in this time."""
 
 
 class ProductionRouting:
@@ -22,12 +25,14 @@ class ProductionRouting:
 
     def __init__(self, model: WorkerModel) -> None:
         self._model = model
+        self._computed: dict[int, deque[tuple[float, int]]] = defaultdict(deque)
+        """When prompts were sent to each prefill worker, with the tokens that it had to compute."""
 
     def choose(
         self, turn: RoutedTurn, prefill: Sequence[SimulatedWorker], decode: Sequence[SimulatedWorker], now: float
     ) -> tuple[int, int]:
-        views = [self._view(worker, Role.PREFILL) for worker in prefill]
-        views += [self._view(worker, Role.DECODE) for worker in decode]
+        views = [self._view(worker, Role.PREFILL, now) for worker in prefill]
+        views += [self._view(worker, Role.DECODE, now) for worker in decode]
         cached = {_epoch(worker): worker.cached_tokens for worker in (*prefill, *decode) if worker.cached_tokens}
         tie = sum(number << place for place, (number, _) in enumerate(turn.prompt))
         total = turn.tokens + turn.output_tokens
@@ -35,9 +40,18 @@ class ProductionRouting:
         route = pick(query, views, RoutePolicy())
         assert not isinstance(route, Problem), "simulated workers take every prompt"
         assert route.prefill is not None, "mode Always has two workers for each prompt"
-        return _place(prefill, route.prefill), _place(decode, route.decode)
+        place = _place(prefill, route.prefill)
+        missing = turn.tokens - prefill[place].cached_tokens
+        self._computed[prefill[place].number].append((now, missing))
+        return place, _place(decode, route.decode)
 
-    def _view(self, worker: SimulatedWorker, role: Role) -> WorkerView:
+    def _lately_tokens_s(self, worker: SimulatedWorker, now: float) -> float:
+        computed = self._computed[worker.number]
+        while computed and now - computed[0][0] > LATELY_S:
+            computed.popleft()
+        return sum(tokens for _, tokens in computed) / LATELY_S
+
+    def _view(self, worker: SimulatedWorker, role: Role, now: float) -> WorkerView:
         blocks = self._model.kv_capacity_tokens // BLOCK_TOKENS
         return WorkerView(
             epoch=_epoch(worker),
@@ -49,12 +63,13 @@ class ProductionRouting:
             max_context_tokens=1 << 21,
             max_choices=1,
             block_tokens=BLOCK_TOKENS,
-            blocks_total=1 << 20,
+            blocks_total=blocks,
             blocks_free=max(0, blocks - worker.held_tokens // BLOCK_TOKENS),
             load_sequences=worker.sequences,
             load_tokens=worker.queued_tokens,
             prompt_tokens=worker.queued_tokens if role is Role.PREFILL else 0,
             max_sequences=self._model.max_sequences,
+            lately_tokens_s=self._lately_tokens_s(worker, now) if role is Role.PREFILL else 0.0,
             token_s=worker.token_s if role is Role.PREFILL else None,
             more_token_s=worker.token_s if role is Role.PREFILL else None,
         )
