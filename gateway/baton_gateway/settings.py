@@ -40,6 +40,8 @@ class Settings:
     prefill_discovery: Source
     decode_discovery: Source
     processes: int
+    metrics_compat: str
+    """`vllm`: metrics are served under vLLM's names too."""
     announce: Path | None
     admin_listen: tuple[str, int] | None
     config: Path | None
@@ -59,6 +61,8 @@ class Settings:
     """`on`: requests that leave sampling open get what the model's generation_config.json says; `off`: the API's."""
     unknown_fields: UnknownFields
     """Unknown fields of a request's body are refused or ignored."""
+    oversized_max_tokens: str
+    """`refuse`: a request for more tokens than fit is a 400; `clamp`: it gets those that fit."""
     slo_ttft_s: float
     slo_tpot_s: float
     max_request_duration_s: float
@@ -220,6 +224,9 @@ FLAGS = (
     Flag("prefill-discovery", SOURCE, None, "file:PATH or dns:NAME.:PORT", is_required=True),
     Flag("decode-discovery", SOURCE, None, "file:PATH or dns:NAME.:PORT", is_required=True),
     Flag("processes", _count(1, 256), 1, "gateway processes on the port (default %(default)s)"),
+    Flag(
+        "metrics-compat", _choice("none", "vllm"), "none", "vllm: metrics under vLLM's names too (default %(default)s)"
+    ),
     Flag("announce", FILE, None, "written once the gateway listens: JSON with pid and ports"),
     Flag("admin-listen", LOOPBACK, None, "loopback listener for /state and /metrics"),
     Flag("config", FILE, None, "JSON object of the flags below (dashes as underscores)"),
@@ -253,6 +260,13 @@ FLAGS = (
         _choice(*map(str, UnknownFields), read=UnknownFields),
         str(UnknownFields.REFUSE),
         "of requests: refuse them, or ignore them and name them in a header (default %(default)s)",
+        in_file=True,
+    ),
+    Flag(
+        "oversized-max-tokens",
+        _choice("refuse", "clamp"),
+        "refuse",
+        "of requests for more tokens than the context holds: refuse, or clamp to what fits (default %(default)s)",
         in_file=True,
     ),
     Flag("slo-ttft-s", _seconds(0.001, 3600), 0.5, "target, for waiting and auto (default %(default)s)", in_file=True),

@@ -131,13 +131,13 @@ class Tokenising:
             return _tokens_body(*arguments)
         return await asyncio.to_thread(_tokens_body, *arguments)
 
-    async def count(self, request: ChatRequest, tenant: Tenant) -> bytes:
-        """Return the answer of `/v1/messages/count_tokens`: the tokens of a chat's prompt. Raises RefusedError."""
+    async def count(self, request: ChatRequest, tenant: Tenant) -> int:
+        """Return the number of tokens of a chat's prompt. Raises RefusedError."""
         text, limits = self._find_model(request.options.model)
         chat = build_conversation(request.messages, request.tool_use, request.prompting)
         rendered = await self._templates.render(text.bundle, chat, tenant.name, chat_room(text, limits))
         [packed] = await self._encoder.encode([chat_prompt(rendered, text, limits)], tenant.name)
-        return _encode({"input_tokens": len(packed) // PACKED_ID_BYTES})
+        return len(packed) // PACKED_ID_BYTES
 
     def info(self, model: str | None) -> bytes:
         """Return the answer of `/tokenizer_info`: template, special tokens and context, as evaluation clients ask for

@@ -21,6 +21,8 @@ MAX_TEXT_CHARS = 8 << 20
 MAX_IGNORED_BYTES = 16 << 10
 """The most bytes of JSON of all fields without effect together."""
 MAX_UNKNOWN = 16
+BESIDE_TEXTS = ("cache_control", "provider_specific_fields", "providerOptions", "experimental_providerMetadata")
+"""Fields that clients put next to messages, parts, calls and tools for other providers. They have no effect."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
@@ -58,6 +60,11 @@ class Fields:
         value = self.take(field) if value is None else value
         return None if value is None else check_text(value, self.name(field), max_chars)
 
+    def peek_text(self, field: str) -> str:
+        """Return a string without reading the field; empty where it is none."""
+        value = self._left.get(field)
+        return value if isinstance(value, str) else ""
+
     def integer(self, field: str, low: int, high: int) -> int | None:
         value = self.take(field)
         return None if value is None else check_integer(value, self.name(field), low, high)
@@ -86,6 +93,8 @@ class Fields:
         """Accept fields without effect if they take at most `max_bytes` of JSON together."""
         taken = 0
         for field in fields:
+            if field not in self._left:
+                continue
             taken += len(msgspec.json.encode(self._left.pop(field, None)))
             if taken > max_bytes:
                 reason = f"'{self.name(field)}' is too long: fields without effect may have {max_bytes} bytes together."

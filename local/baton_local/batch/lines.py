@@ -20,7 +20,7 @@ import msgspec
 
 from baton_gateway.errors import INVALID, Problem
 from baton_gateway.errors import RefusedError as RefusedRequestError
-from baton_gateway.openai_api.json_body import count_json, parse_object
+from baton_gateway.openai_api.json_body import BYTE_ORDER_MARK, count_json, parse_object
 from baton_gateway.openai_api.response_encoding import error_body
 from baton_gateway.workers.request_limits import body_limits
 from baton_local.batch.lenient_id import lenient_id
@@ -107,7 +107,7 @@ def _raw_lines(file: IO[bytes]) -> Iterator[bytes]:
         rest = raw
         while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
             rest = file.readline(MAX_LINE_BYTES + 1)
-        yield raw
+        yield raw.removeprefix(BYTE_ORDER_MARK)
 
 
 def _parse(raw: bytes, number: int) -> BatchLine | BadLine:

@@ -19,7 +19,8 @@ import numpy as np
 from baton_control.sizing.inputs.workload import Workload
 from baton_local.client import Answer, open_session
 from baton_local.commands.bench_options import fill_defaults
-from baton_local.commands.session_bench import SessionMeasurement, SessionSource, loop_limits, session_source
+from baton_local.commands.session_bench import SessionMeasurement
+from baton_local.commands.session_options import SessionSource, loop_limits, session_source
 from baton_local.errors import LocalError, StartError
 from baton_local.fleet.client_keys import key_for
 from baton_local.fleet.record import read_record

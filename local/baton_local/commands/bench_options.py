@@ -8,7 +8,8 @@ from typing import Final
 
 from baton_local.argument_types import integer, positive, some_seconds
 from baton_local.command_parser import add_renamed
-from baton_local.commands.session_bench import add_session_options
+from baton_local.commands.session_bench import SESSION_HEADER
+from baton_local.commands.session_options import add_session_options
 from baton_local.load_test.length_distribution import length_distribution
 from baton_local.load_test.load_plan import ArrivalKind
 
@@ -109,7 +110,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--timeout", type=some_seconds, default=600.0, metavar="TIME", help="timeout of a request (default: 600s)"
     )
-    add_session_options(parser)
+    sessions = add_session_options(parser)
+    sessions.add_argument(
+        "--session-ids", action="store_true", help=f"name each request's session in the header {SESSION_HEADER}"
+    )
     goal = parser.add_argument_group("targets")
     goal.add_argument("--ttft", type=some_seconds, metavar="TIME", help="TTFT target, such as 500ms")
     goal.add_argument(

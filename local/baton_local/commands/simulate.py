@@ -15,12 +15,15 @@ from baton_control.rollout import Limits
 from baton_control.sizing.decision.capacity import SimulatedSizer
 from baton_control.sizing.inputs.roofline import worker_model
 from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
+from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.sizing.inputs.workload import Workload
 from baton_local.argument_types import seconds, some_seconds, time_or
 from baton_local.command_parser import add_renamed
 from baton_local.commands.plan import add_model_options
+from baton_local.commands.session_options import add_session_options, add_shape_options
 from baton_local.commands.simulated_file import read_simulated
 from baton_local.commands.simulated_report import SimulatedRun, comparison, document, table
+from baton_local.commands.simulated_sessions import ROUTINGS, run_sessions
 from baton_local.commands.what_if import what_if
 from baton_local.errors import StartError
 from baton_local.hardware_arguments import accelerator_named, shape_named
@@ -45,6 +48,8 @@ USUAL: Mapping[str, object] = {
     "flip_time": None,
 }
 """Options that an LLMDeployment sets, with their defaults without one."""
+DURATION_S = 1800.0
+"""Seconds of a synthetic load."""
 FIRST_S = 300.0
 """The beginning of a load, from which the first sizes of the pools are taken."""
 
@@ -65,12 +70,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--rate", type=float, default=10.0, metavar="R", help="highest requests per second, synthetic")
     load.add_argument("--shape", type=Shape, choices=list(Shape), default=Shape.DIURNAL, help="of the synthetic load")
-    load.add_argument("--duration", type=some_seconds, default="30m", metavar="TIME", help="of the synthetic load")
+    load.add_argument("--duration", type=some_seconds, metavar="TIME", help="of the load (default, synthetic: 30m)")
     load.add_argument("--rate-scale", type=float, default=1.0, metavar="X", help="X times as many requests")
     load.add_argument(
         "--time-scale", type=float, default=1.0, metavar="X", help="the same requests over X times the time"
     )
     load.add_argument("--seed", type=int, default=1, metavar="N", help="of the synthetic load and the policies")
+    add_session_options(parser).add_argument(
+        "--routing",
+        default="baton",
+        metavar="NAME,…",
+        help=f"how turns find their workers: {', '.join(ROUTINGS)} (default: baton); several are compared",
+    )
+    add_shape_options(parser)
     goal = parser.add_argument_group("goal")
     goal.add_argument("--ttft", type=some_seconds, metavar="TIME", help="target (default: 500ms)")
     goal.add_argument("--tpot", type=some_seconds, metavar="TIME", help="target (default: 25ms)")
@@ -119,6 +131,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_simulate(options: argparse.Namespace) -> int:
     """Run the command; raises StartError and ManifestError for a load or file that cannot be simulated."""
+    if options.sessions is not None:
+        return run_sessions(options, _model_of(options))
     run = _run_of_file(options) if options.file is not None else _run_of(options)
     if options.what_if:
         print(what_if(run))
@@ -184,14 +198,18 @@ def _run_of_file(options: argparse.Namespace) -> SimulatedRun:
     return SimulatedRun(_workload(options), first, file.spec, 0.0, file)
 
 
-def _run_of(options: argparse.Namespace) -> SimulatedRun:
+def _model_of(options: argparse.Namespace) -> WorkerModel:
+    """The worker that the options describe, once their defaults are filled in."""
     for name, usual in USUAL.items():
         if getattr(options, name) is None:
             setattr(options, name, usual)
-    shape = shape_named(options.model)
+    model = worker_model(shape_named(options.model), accelerator_named(options.accelerator), options.tensor_parallel)
+    return replace(model, max_step_tokens=options.max_step_tokens)
+
+
+def _run_of(options: argparse.Namespace) -> SimulatedRun:
+    model = _model_of(options)
     accelerator = accelerator_named(options.accelerator)
-    model = worker_model(shape, accelerator, options.tensor_parallel)
-    model = replace(model, max_step_tokens=options.max_step_tokens)
     if not 50.0 <= options.percentile < 100.0:
         raise StartError(f"--percentile: {options.percentile} is not allowed: must be from 50 to under 100")
     workload = _workload(options)
@@ -213,7 +231,7 @@ def _workload(options: argparse.Namespace) -> Workload:
     if options.trace:
         workload = _trace(options.trace)
     else:
-        workload = synthetic(options.shape, options.rate, options.duration, random)
+        workload = synthetic(options.shape, options.rate, options.duration or DURATION_S, random)
     if options.time_scale != 1.0:
         workload = workload.time_scaled(options.time_scale)
     if options.rate_scale != 1.0:

@@ -8,7 +8,7 @@ from typing import TextIO
 
 import msgspec
 
-from baton_local.fleet.observation import Link, Observation, ObservedWorker
+from baton_local.fleet.observation import Link, Observation, ObservedCacheUse, ObservedWorker
 from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_local.text_table import milliseconds, table
 from baton_wire.sketch import Sketch
@@ -38,6 +38,7 @@ def as_json(seen: Observation) -> dict[str, object]:
         "pools": {role: _pool(role, seen) for role in ("prefill", "decode")},
         "workers": [_worker(process, state, seen) for process, state in seen.workers],
         "gateway": None if seen.gateway is None else _process(seen.gateway),
+        "cache": None if seen.seen_by_gateway.cache is None else msgspec.structs.asdict(seen.seen_by_gateway.cache),
         "slo": {
             "ttft": _latency(seen.seen_by_gateway.ttft, seen.seen_by_gateway.ttft_minute, record.ttft),
             "tpot": _latency(seen.seen_by_gateway.tpot, seen.seen_by_gateway.tpot_minute, record.tpot),
@@ -75,6 +76,7 @@ def as_text(seen: Observation) -> str:
             table(header, rows),
             "",
             *_lanes(seen),
+            *_cache(seen.seen_by_gateway.cache),
             *_latency_lines("TTFT", seen.seen_by_gateway.ttft, seen.seen_by_gateway.ttft_minute, record.ttft),
             *_latency_lines("TPOT", seen.seen_by_gateway.tpot, seen.seen_by_gateway.tpot_minute, record.tpot),
         ]
@@ -97,6 +99,16 @@ def watch(page: Callable[[], str], out: TextIO, *, is_live: bool, every_s: float
         while True:
             live.update(Text(page(), no_wrap=True), refresh=True)
             time.sleep(every_s)
+
+
+def _cache(use: ObservedCacheUse | None) -> list[str]:
+    if use is None or not use.prompt_tokens:
+        return []
+    found = f"{100 * use.cached_tokens / use.prompt_tokens:.0f} % of prompt tokens found"
+    if use.cacheable_tokens:
+        found += f", {100 * use.cached_tokens / use.cacheable_tokens:.0f} % of those that any worker had"
+    moved = ", ".join(f"{reason} {count}" for reason, count in use.moved_sessions.items() if count)
+    return [f"CACHE {found}{f'; sessions moved: {moved}' if moved else ''}"]
 
 
 def _pool_lines(record: RunRecord) -> list[str]:
