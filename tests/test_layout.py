@@ -37,6 +37,7 @@ LONGER: dict[str, str] = {
     "kv_transfer/baton_kv_transfer/prefill/machine.py": "one machine: a hand-over's events and their effects",
     "tests/support/baton_testing/gateway/fake_worker.py": "one fake: a worker's link, its requests and their tokens",
     "tests/support/baton_testing/kube/scenarios.py": "one list: every scenario of the operator's campaigns",
+    "e2e/test_rules.py": "one list: a case of every rule of the definitions",
     "tests/support/baton_testing/kube/world.py": "one run: an operator, its server and cluster, and what must hold",
 }
 """Files over the rule of thumb, each with the reason why it is one thought."""
