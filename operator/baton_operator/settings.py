@@ -12,10 +12,12 @@ from pathlib import Path
 
 from baton_operator.kube.custom_resources import is_class
 from baton_operator.objects.cluster import Platform
+from baton_operator.objects.fetch_settings import parse_fetch_settings
 from baton_operator.objects.network_settings import DNS_PORT, NetworkSettings, WorkloadPolicies, parse_rules
 from baton_operator.objects.optional import parse_labels
 from baton_operator.objects.pod_ids import parse_pod_ids
 from baton_operator.objects.pod_policy import parse_pod_policy
+from baton_wire.log_format import LOG_FORMAT_VARIABLE, LogFormat
 
 DEFAULT_NAMESPACE = "baton-system"
 _INTERVAL = re.compile(r"[1-9][0-9]{0,5}(ms|s|m|h)")
@@ -54,6 +56,8 @@ class Settings:
     calls_per_s: float
     resync_s: float
     log_level: str
+    log_format: str | None
+    """None: as the environment says."""
 
 
 def parse(argv: list[str]) -> Settings:
@@ -82,6 +86,17 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument("--fetch-ports", default="443", help="comma-separated ports that fetch Jobs may reach")
     parser.add_argument("--fetch-cidrs", default="", help="comma-separated private networks that fetch Jobs may reach")
     parser.add_argument(
+        "--workload-pull-secrets",
+        default="",
+        help="comma-separated Secrets of each namespace that Pods without pull secrets of their own use",
+    )
+    parser.add_argument(
+        "--fetch-pod",
+        default="{}",
+        metavar="JSON",
+        help="proxy, private CA, labels and annotations of fetch Pods: docs/install.md",
+    )
+    parser.add_argument(
         "--pod-policy",
         default="{}",
         metavar="JSON",
@@ -100,6 +115,7 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument(
         "--resync-s", type=float, default=300.0, help="every deployment gets a pass at least this often"
     )
+    parser.add_argument("--log-format", choices=list(LogFormat), help=f"default: {LOG_FORMAT_VARIABLE}, else text")
     parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default="INFO")
     given = parser.parse_args(argv)
     try:
@@ -127,7 +143,9 @@ def parse(argv: list[str]) -> Settings:
             python=given.python,
             fetch_ports=_ports("--fetch-ports", given.fetch_ports),
             fetch_cidrs=_networks(given.fetch_cidrs),
+            fetch=parse_fetch_settings(given.fetch_pod),
             pod_policy=parse_pod_policy(given.pod_policy),
+            pull_secrets=tuple(name.strip() for name in given.workload_pull_secrets.split(",") if name.strip()),
         )
     except ValueError as error:
         parser.error(str(error))
@@ -156,6 +174,7 @@ def parse(argv: list[str]) -> Settings:
         calls_per_s=given.calls_per_s,
         resync_s=given.resync_s,
         log_level=given.log_level,
+        log_format=given.log_format,
     )
 
 

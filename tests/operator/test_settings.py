@@ -72,6 +72,7 @@ def test_without_links_workers_are_judged_by_readiness() -> None:
         ["--calls-per-s=0"],
         ["--all-namespaces", "--namespaces=a"],
         ["--routable-from=hope"],
+        ["--fetch-pod={"],
         ["--master-key-secret=both"],
         ["--dns-ports=0"],
         ["--network-policies=Never"],

@@ -11,7 +11,7 @@ replicas: 2
 logLevel: info
 callsPerSecond: 200
 clusterDomain: cluster.local
-fetch: {ports: [443], cidrs: []}
+fetch: {ports: [443], cidrs: [], env: {}, caBundle: {configMapName: ""}, podLabels: {}, podAnnotations: {}}
 masterKeys: {existingSecret: ""}
 resources: {requests: {cpu: 100m, memory: 256Mi}, limits: {memory: 512Mi}}
 nodeSelector: {}

@@ -16,7 +16,7 @@ from baton_gateway.openai_api.answer_writers import AnswerWriter
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.reporting.metrics import RequestTimes
 from baton_gateway.requests.model_load import ModelLoad
-from baton_gateway.requests.preparing import begin_choice_texts
+from baton_gateway.requests.preparing import PromptRules, begin_choice_texts
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Deliver, LifeRules, Prompt
 from baton_gateway.requests.run import Run
@@ -27,6 +27,7 @@ from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.messages.values import Finish, PairFingerprint
+from baton_wire.rules.prefix_digests import PromptPlaces
 
 ALTERNATIVES_A_SEQUENCE = 4
 ID_BYTES = 8
@@ -50,7 +51,11 @@ class RelayRules:
     max_parked_bytes: int = 64 << 20
     """Bytes of text and ids in all parked requests. One request may always wait."""
     generation_defaults: bool = True
-    """A model's own sampling defaults count."""
+    clamps_max_tokens: bool = False
+
+    @property
+    def prompts(self) -> PromptRules:
+        return PromptRules(self.generation_defaults, self.clamps_max_tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -65,13 +70,22 @@ class LiveRequest:
     times: RequestTimes
     request_id: str = ""
     """As the client knows it, for logs."""
+    unenforced: list[str] = field(default_factory=list)
+    """Places of keywords in schemas that no grammar enforces."""
     preparing: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
     run_ids: tuple[bytes, ...] = ()
     text: TextModel | None = None
     fingerprint: PairFingerprint | None = None
     prompts: tuple[Prompt, ...] = ()
-    prefixes: tuple[tuple[bytes, ...], ...] = ()
+    places: tuple[PromptPlaces, ...] = ()
+    """The places of its prompts, by which workers announce what they have cached."""
+    cached: dict[int, tuple[float, dict[bytes, int]]] = field(default_factory=dict)
+    """Tokens of each prompt that workers have cached, by epoch, and when that was looked up."""
+    cacheable_tokens: int = 0
+    """Tokens of its prompts that some worker had cached when they were routed."""
+    session: int | None = None
+    """A number of the session that the client named; None: it named none."""
     texts: list[ChoiceText] = field(default_factory=list)
     echoes: tuple[str, ...] = ()
     load: ModelLoad | None = None

@@ -41,10 +41,10 @@ def _routes(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
     route, name = deployment.spec.gateway.route, gateway_name(deployment.metadata.name)
     if route is None:
         return ()
-    parent = {"name": route.parent} | ({} if route.parent_namespace is None else {"namespace": route.parent_namespace})
+    parents = [parent.model_dump(by_alias=True, exclude_none=True) for parent in route.parents()]
     backend = {"name": name, "port": deployment.spec.gateway.service.port}
     spec: Manifest = {
-        "parentRefs": [parent],
+        "parentRefs": parents,
         **({"hostnames": list(route.hostnames)} if route.hostnames else {}),
         "rules": [{"backendRefs": [backend], "timeouts": {"request": "0s"}}],
     }

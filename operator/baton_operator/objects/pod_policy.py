@@ -28,6 +28,8 @@ NEVER_PRIORITIES: Final = "system-"
 SAFE_ANNOTATIONS: Final = ("prometheus.io", "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh")
 """Annotations for monitoring and for moving Pods; none changes what runs in a Pod."""
 ACCELERATOR_TAINTS: Final = ("nvidia.com/gpu", "amd.com/gpu")
+NETWORK_DEVICES: Final = ("rdma", "vpc.amazonaws.com/efa")
+"""Extended resources for RDMA: those of the shared device plugin, and Amazon's."""
 _ENTRY: Final = re.compile(r"\*|[A-Za-z0-9]([-A-Za-z0-9_./]{0,250}[A-Za-z0-9_])?")
 
 Entries = Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
@@ -56,6 +58,8 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     """Keys, or domains: of the ServiceAccounts of fetch Jobs and workers. They can lend a cloud identity."""
     node_labels: Entries = (ANY,)
     """Keys, or domains: by which Pods choose their nodes and what is near."""
+    extended_resources: Entries = NETWORK_DEVICES
+    """Keys, or domains: of the resources that workers may have besides their accelerators."""
     worker_arguments: Entries = ()
     """Names of workers' flags, without their dashes."""
 
@@ -128,6 +132,9 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     def _accelerators(self, at: str, given: AcceleratorSpec | None) -> Iterator[FieldProblem]:
         if given is None:
             return
+        for name in given.with_:
+            if not _allows(self.extended_resources, name):
+                yield _problem(f"{at}.with.{name}", None, self.extended_resources, "extendedResources")
         places = [(at, given.node_selector)]
         places += [
             (f"{at}.alternatives[{i}]", alternative.node_selector) for i, alternative in enumerate(given.alternatives)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from baton_control.hashes import Revision, content_hash
-from baton_control.names import cache_name, gateway_name, keys_name, pool_name
+from baton_control.names import gateway_name, keys_name, pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme
 from baton_control.spec.placing import PlacementSpec
@@ -31,7 +31,15 @@ from baton_operator.objects.cluster import (
     model_source,
     site_of,
 )
-from baton_operator.objects.metadata import QUEUE_LABEL, RESTART_ANNOTATION, ROLE_LABEL, labels, selector
+from baton_operator.objects.metadata import (
+    QUEUE_LABEL,
+    RESTART_ANNOTATION,
+    ROLE_LABEL,
+    TEMPLATE_LABEL,
+    labels,
+    selector,
+)
+from baton_operator.objects.model_cache import on_claims_node, worker_volume
 from baton_operator.objects.pod_additions import build_resources, environment, mount, nodes, volumes
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -123,7 +131,7 @@ def _worker_pod(
         mount(pod, volume, place)
     queue = {} if pool.queue is None else {QUEUE_LABEL: pool.queue}
     more = queue | ({} if spec.flips else _llmd_labels(deployment, role, platform))
-    return {"metadata": _metadata(deployment, role, revision, more, restart), "spec": pod}
+    return on_claims_node(deployment, {"metadata": _metadata(deployment, role, revision, more, restart), "spec": pod})
 
 
 def _llmd_labels(deployment: LLMDeployment, role: Role, platform: Platform) -> dict[str, str]:
@@ -206,8 +214,7 @@ def _pod(
         claim = {"claimName": source.place, "readOnly": True}
         mount(pod, {"name": "model", "persistentVolumeClaim": claim}, place | {"subPath": source.path})
     if spec.role is not Role.GATEWAY and source.is_remote:
-        claim = {"claimName": cache_name(deployment.metadata.name), "readOnly": True}
-        mount(pod, {"name": "model", "persistentVolumeClaim": claim}, place)
+        mount(pod, {"name": "model", **worker_volume(deployment)}, place)
     secrets = deployment.spec.image_pull_secrets
     return pod | ({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {})
 
@@ -225,6 +232,8 @@ def _resources(spec: WorkerSpec, pool: PoolSpec) -> Manifest:
         extended[f"hugepages-{pool.hugepages.page_size}"] = pool.hugepages.size
     if spec.accelerator_resource is not None:
         extended[spec.accelerator_resource] = str(spec.accelerators)
+    if pool.accelerator is not None:
+        extended |= {name: str(count) for name, count in pool.accelerator.with_.items()}
     parts: Manifest = {"requests": {**requests, **extended}, "limits": {**limits, **extended}}
     claims = [{"name": claim.name} for claim in pool.resource_claims]
     return {key: value for key, value in parts.items() if value} | ({"claims": claims} if claims else {})
@@ -243,7 +252,7 @@ def _placement(deployment: LLMDeployment, spec: WorkerSpec, pool: PoolSpec) -> M
     if spec.flips:
         workers = {"key": ROLE_LABEL, "operator": "In", "values": [role.value for role in POOL_ROLES]}
         equals |= {"matchExpressions": [workers]}
-    return {key: value for key, value in given.items() if value} | _spread(equals, pool.placement)
+    return {key: value for key, value in given.items() if value} | _spread(equals, pool.placement, TEMPLATE_LABEL)
 
 
 def _gateway_placement(deployment: LLMDeployment) -> Manifest:
@@ -252,16 +261,18 @@ def _gateway_placement(deployment: LLMDeployment) -> Manifest:
         {} if gateway.priority_class_name is None else {"priorityClassName": gateway.priority_class_name}
     )
     equals: Manifest = {"matchLabels": selector(deployment, Role.GATEWAY)}
-    return {**nodes(gateway.placement), **priority, **_spread(equals, gateway.placement)}
+    return {**nodes(gateway.placement), **priority, **_spread(equals, gateway.placement, "pod-template-hash")}
 
 
-def _spread(equals: Manifest, placement: PlacementSpec) -> Manifest:
-    """`equals`: a label selector of the Pods that are kept apart."""
+def _spread(equals: Manifest, placement: PlacementSpec, template_label: str) -> Manifest:
+    """The spread of Pods that a label selector matches, of each template apart: during a rollout the old Pods would
+    otherwise decide where the new ones may go, and leave them uneven or Pending."""
     constraint: Manifest = {
         "maxSkew": 1,
         "topologyKey": placement.topology_key or "kubernetes.io/hostname",
         "whenUnsatisfiable": {"Preferred": "ScheduleAnyway", "Required": "DoNotSchedule"}[placement.spread],
         "labelSelector": equals,
+        "matchLabelKeys": [template_label],
     }
     return {"topologySpreadConstraints": [constraint]}
 

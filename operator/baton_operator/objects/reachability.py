@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
+from baton_control.spec.gateway_fields import IpFamilyPolicy, ServiceSpec
 from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Owner, Platform
 from baton_operator.objects.metadata import object_head, selector
@@ -54,11 +55,23 @@ def gateway_service(deployment: LLMDeployment, owner: Owner) -> Manifest:
         "ports": [
             {"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP", "appProtocol": scheme}
         ],
-        "ipFamilyPolicy": IP_FAMILIES,
     }
     name = gateway_name(deployment.metadata.name)
+    spec |= _service_options(service)
     head = with_annotations(object_head("v1", "Service", name, deployment, owner, Role.GATEWAY), service.annotations)
     return head | {"spec": spec}
+
+
+def _service_options(service: ServiceSpec) -> Manifest:
+    """The fields of the Service that have other defaults than Baton's, or none."""
+    options: Manifest = {
+        "ipFamilyPolicy": service.ip_family_policy or IpFamilyPolicy.PREFER_DUAL_STACK,
+        "ipFamilies": list(service.ip_families),
+        "externalTrafficPolicy": service.external_traffic_policy,
+        "loadBalancerClass": service.load_balancer_class,
+        "loadBalancerSourceRanges": list(service.load_balancer_source_ranges),
+    }
+    return {name: value for name, value in options.items() if value}
 
 
 def policies(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:

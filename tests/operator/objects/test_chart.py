@@ -175,6 +175,9 @@ def test_without_the_right_to_read_nodes_named_namespaces_need_no_cluster_wide_r
         PINNED | {"podPolicy.priorityClasses": "{system-node-critical}"},
         PINNED | {"podPolicy.annotations": "{a b}"},
         PINNED | {"resources.limits.memory": "lots"},
+        PINNED | {"fetch.env.A-B": "x"},
+        PINNED | {"fetch.caBundle.configMapName": "Not_A_Name"},
+        PINNED | {"fetch.volumes": "x"},
         PINNED | {"networkPolicy.workloads": "Never"},
         PINNED | {"networkPolicy.dnsPorts": "{}"},
         PINNED | {"securityContext.runAsUser": "0"},
@@ -253,6 +256,25 @@ def test_how_many_calls_the_operator_makes_is_a_value() -> None:
     for values, expected in ((FULL, 200.0), (FULL | {"callsPerSecond": "1000"}, 1000.0)):
         (deployment,) = (manifest for manifest in rendered(values) if manifest["kind"] == "Deployment")
         assert parse(deployment["spec"]["template"]["spec"]["containers"][0]["args"]).calls_per_s == expected
+
+
+def test_the_settings_of_fetch_pods_reach_the_operator_and_their_absence_is_no_flag() -> None:
+    def flags(values: dict[str, str]) -> list[str]:
+        return operator_arguments(rendered(values))
+
+    given = {
+        "fetch.env.HTTPS_PROXY": "http://10.9.8.7:3128",
+        "fetch.caBundle.configMapName": "corporate-ca",
+        "fetch.podLabels.sidecar\\.istio\\.io/inject": "no",
+        "fetch.podAnnotations.a": "$b",
+    }
+    fetch = parse([flag.replace("$$", "$") for flag in flags(FULL | given)]).platform.fetch
+    assert fetch.env == (("HTTPS_PROXY", "http://10.9.8.7:3128"),)
+    assert fetch.ca_config_map == "corporate-ca"
+    assert fetch.pod_labels == (("sidecar.istio.io/inject", "no"),)
+    assert fetch.pod_annotations == (("a", "$b"),)
+    for absent in ({}, {"fetch.env": "null", "fetch.caBundle": "null", "fetch.podLabels": "null"}):
+        assert not any(flag.startswith("--fetch-pod") for flag in flags(FULL | absent)), "as in charts before"
 
 
 def test_alerts_are_about_metrics_that_the_operator_has() -> None:

@@ -57,6 +57,10 @@ REFUSED: list[tuple[dict[str, Any], str, PodPolicy]] = [
         "spec.prefill.placement.tolerations[1].key: 'node-role.kubernetes.io/master'",
         PodPolicy(),
     ),
+    ({"decode__accelerator": {"resource": "nvidia.com/gpu", "with": {"devices.kubevirt.io/kvm": 1}}},
+     "spec.decode.accelerator.with.devices.kubevirt.io/kvm: not allowed by this installation", PodPolicy()),
+    ({"decode__accelerator": {"resource": "nvidia.com/gpu", "with": {"rdma/ib": 1}}}, "podPolicy.extendedResources",
+     PodPolicy(extended_resources=())),
     ({"decode__arguments": [{"name": "landing-bytes"}]}, "spec.decode.arguments[0].name: 'landing-bytes'", PodPolicy()),
     ({"prefill__serviceAccountAnnotations": {"iam.example.com/role": "r"}},
      "spec.prefill.serviceAccountAnnotations.iam.example.com/role", PodPolicy()),
@@ -71,6 +75,8 @@ REFUSED: list[tuple[dict[str, Any], str, PodPolicy]] = [
      "spec.decode.placement.podAntiAffinity[0].topologyKey: 'rack'", PodPolicy(node_labels=("zone",))),
 ]  # fmt: skip
 TAKEN: list[tuple[dict[str, Any], PodPolicy]] = [
+    ({"decode__accelerator": {"resource": "nvidia.com/gpu", "with": {"rdma/ib": 1, "vpc.amazonaws.com/efa": 4}}},
+     PodPolicy()),
     ({"podMetadata__annotations": {"prometheus.io/scrape": "true"}}, PodPolicy()),
     ({"podMetadata__annotations": {"karpenter.sh/do-not-disrupt": "true"}}, PodPolicy()),
     ({"podMetadata__annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}, PodPolicy()),
