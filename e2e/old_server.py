@@ -5,8 +5,6 @@ long, on the way in it becomes what it was, so that the operator sees what it ap
 become expressions that every Pod of the role meets. A Job's `podFailurePolicy`, which
 it does not know either, is left out.
 
-The `ipFamilyPolicy` of a Service is left out, and put back: that server has one family.
-
 Budgets of policy/v1 are policy/v1beta1 there. What they say of Pods that are not ready is left out, and put back.
 Autoscalers of autoscaling/v2 are autoscaling/v2beta2 there, with the same fields.
 
