@@ -2,7 +2,7 @@
 # needs for demo and serve, with the developers' tools for the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install install-user demo serve test smoke test-k8s test-clients wheel images publish-images chart \
+.PHONY: help install install-user demo serve test smoke test-k8s test-clients wheel images publish-images chart tools \
   publish-chart check verify manifests scan e2e bench bench-gpu campaign format clean
 
 BIN := .venv/bin
@@ -109,6 +109,11 @@ chart: install ## Package the Helm chart into dist/ (needs Helm, or fetches it)
 publish-chart: chart ## Push the chart to oci://REGISTRY (needs Helm, or fetches it)
 	@test -n "$(REGISTRY)" || { echo 'make publish-chart: REGISTRY=HOST/PATH is needed' >&2; exit 2; }
 	$$($(BIN)/python scripts/find_helm.py) push dist/baton-$(VERSION).tgz oci://$(REGISTRY)
+
+tools: install ## Fetch what some tests skip without, into the cache: Helm, a Lua, schemas of other projects
+	-$(BIN)/python scripts/find_helm.py
+	-$(BIN)/python scripts/find_lua.py
+	-$(BIN)/python scripts/find_crd_schemas.py
 
 manifests: install ## Write charts/manifests from the chart (needs Helm, or fetches it)
 	$(BIN)/python scripts/render.py

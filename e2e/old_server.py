@@ -6,8 +6,7 @@ become expressions that every Pod of the role meets. A Job's `podFailurePolicy`,
 it does not know either, is left out.
 
 Budgets of policy/v1 are policy/v1beta1 there. What they say of Pods that are not ready is left out, and put back.
-Autoscalers of autoscaling/v2 are autoscaling/v2beta2 there, with the same fields. The families of a Service's addresses
-are left out, and put back.
+Autoscalers of autoscaling/v2 are autoscaling/v2beta2 there, with the same fields.
 
 Of an applied status it makes null what its owner leaves out again with all its fields or entries, and then refuses the
 null. Such a part is taken out first, by a merge patch, as later servers do by themselves. Nothing else is different.

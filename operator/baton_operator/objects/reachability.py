@@ -55,7 +55,6 @@ def gateway_service(deployment: LLMDeployment, owner: Owner) -> Manifest:
         "ports": [
             {"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP", "appProtocol": scheme}
         ],
-        "ipFamilyPolicy": IP_FAMILIES,
     }
     name = gateway_name(deployment.metadata.name)
     spec |= _service_options(service)

@@ -10,6 +10,7 @@ import yaml
 
 from baton_testing.kube.argo_health import SCRIPT, judge
 from baton_testing.kube.causes import CAUSES
+from baton_testing.kube.fetch_causes import FETCH_CAUSES
 from baton_testing.kube.planted_causes import play
 
 Json = dict[str, Any]
@@ -31,10 +32,11 @@ def kstatus(live: Json) -> str:
 
 
 def test_every_planted_cause_gets_the_verdict_of_kstatus_and_its_name() -> None:
-    seen = [play(cause).seen for cause in CAUSES]
+    causes = (*CAUSES, *FETCH_CAUSES)
+    seen = [play(cause).seen for cause in causes]
     verdicts = judge(seen)
     wrong = []
-    for cause, live, (health, message) in zip(CAUSES, seen, verdicts, strict=True):
+    for cause, live, (health, message) in zip(causes, seen, verdicts, strict=True):
         expected = "Suspended" if cause.reason == "ScaledToZero" else VERDICTS[kstatus(live)]
         is_named = health == "Healthy" or cause.reason in message
         if health != expected or not is_named or (health == "Healthy" and not cause.is_ready):
