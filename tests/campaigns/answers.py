@@ -15,7 +15,6 @@ from bench.machine import this_machine
 from bench.results import Cell, publish
 
 from baton_testing.gateway.answer_transcripts import (
-    BY_HAND,
     FAMILIES,
     check_spans,
     cuts_of,
@@ -27,6 +26,7 @@ from baton_testing.gateway.answer_transcripts import (
     spans_of,
     spoilt,
 )
+from baton_testing.gateway.answers_by_hand import BY_HAND
 
 
 def campaign(family: str, transcripts: int, splits: int, fuzzed: int, dice: random.Random) -> dict[str, Cell]:

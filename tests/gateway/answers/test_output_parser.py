@@ -24,7 +24,6 @@ from baton_gateway.answers.output_parts import (
 from baton_gateway.answers.text_feed import MAX_BLANKS
 from baton_gateway.answers.tool_use import CallBound
 from baton_testing.gateway.answer_transcripts import (
-    BY_HAND,
     FAMILIES,
     TOOLS,
     check_spans,
@@ -38,6 +37,7 @@ from baton_testing.gateway.answer_transcripts import (
     spans_of,
     spoilt,
 )
+from baton_testing.gateway.answers_by_hand import BY_HAND
 from baton_wire.rules.answer_formats import AUTO, HARMONY, NONE, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 
 TRANSCRIPTS = 20

@@ -1,4 +1,4 @@
-"""Answers as models of each format write them: rendered from parts by rules of our own, written by hand, and spoilt.
+"""Answers as models of each format write them: rendered from parts by rules of our own, and spoilt.
 
 The renderers know the formats from their public descriptions and share nothing with the readers but their names.
 """
@@ -232,117 +232,7 @@ def same(one: WholeAnswer, other: WholeAnswer) -> bool:
     ] == [(call.name, json.loads(call.arguments)) for call in other.calls]
 
 
-# By hand, and spoilt --------------------------------------------------------------------------------------------------
-
-BY_HAND: dict[str, tuple[str, ...]] = {
-    "hermes": (
-        "<tool_call>not json</tool_call>",
-        '<tool_call>{"name": "f"}</tool_call>',
-        '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call> and more',
-        '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
-        '<tool_call>{"name": "f", "arguments": {"a": 1}, "colour": 2}</tool_call>',
-        '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>',
-        '<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call>"}}\n</tool_call>',
-        '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "f", "argum',
-        "<tool_call><tool_call><tool_call>",
-        "  \n ",
-        "text with <tool and <tool_cal and < signs",
-        '<tool_call>{"id": "1", "type": "function", "name": "f", "arguments": null}</tool_call>',
-        "<think>unfinished thought <tool_call>",
-        "<think></think>",
-        "<thin",
-        "<tool_call>{'name': 'f', 'arguments': {'city': 'it\\'s'}}\n{'name': 'f'}</tool_call>",
-        '{"name": "f", "arguments": {"city": "x"}}\n{"name": "search", "arguments": null}\n</tool_call> and',
-        '<tool_call>[{"type": "function", "function": {"name": "f", "parameters": {}}}]</tool_call>',
-        'One <tool_call>{"name": "f", "arguments": ""}\n<tool_call>{"name": "f"}</tool_call></tool_call>\ntwo',
-    ),
-    "llama3_json": (
-        '{"name": "f", "parameters": {}}',
-        '<|python_tag|>{"name": "f", "parameters": {"a": [1, 2]}}',
-        '{"name": "unknown", "parameters": {}}',
-        '{"a": 1}',
-        '{"name": "f", "parameters": {}}; {"name": "oops"',
-        'Here: {"name": "f", "parameters": {}}',
-        '{"name": "f", "parameters": {"a": "x',
-        '{"name": "f", "parameters": {}}\n{"name": "f", "parameters": null}',
-        'I look. <function=f>{"city": "x"}</function> and <function=unknown>{}</function>',
-        "[f(city='x')] and",
-    ),
-    "pythonic": (
-        "[f()]",
-        "[f(a=1, b='it\\'s', c=[1, (2, 3)], d={'k': None},)]",
-        "[1, 2, 3]",
-        "[f(a=open('x'))]",
-        "[f(a=1",
-        "[unknown(a=1)]",
-        "<|python_start|>[f(a=True)]<|python_end|>",
-        "[f(a='\\ud800\\x41\\u00e9', b=1_000, c=.5)] tail",
-        "[f(a=1), oops",
-        "[f('x')]",
-        '[f(city="""it is \'x\', y]""" \'z\', days=0x1_0), search()] and',
-        "<|python_start|>f(city=r'\\d', days=-1), search(1)<|python_end|>",
-        '{"name": "f", "parameters": {}}; {"name": "search"}',
-    ),
-    "mistral": (
-        '[TOOL_CALLS] [{"name": "f", "arguments": {}}]',
-        '[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{"a": 1}',
-        '[TOOL_CALLS]f{"a": 1}',
-        "[TOOL_CALLS] nothing",
-        '[TOOL_CALLS] [{"name": "f", "arguments": {}}, oops',
-        "[TOOL_CAL",
-        "[TOOL_CALLS][{'name': 'f', 'arguments': {}}, {'name': 'f'}] and",
-        '[{"name": "f", "arguments": null}] and',
-        '[TOOL_CALLS]{"name": "f", "arguments": {}}',
-    ),
-    "mistral_args": (
-        '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]f[ARGS]{',
-        "[TOOL_CALLS]f[AR",
-        "[TOOL_CALLS]f[ARGS]oops",
-        "[TOOL_CALLS]f[ARGS][TOOL_CALLS]f[ARGS] null and",
-    ),
-    "qwen3_coder": (
-        "<tool_call>\n<function=f>\n</function>\n</tool_call>",
-        "<tool_call><function=f><parameter=city>no newlines</parameter></function></tool_call>",
-        "<tool_call>\n<function=f>\n<parameter=city>\nunfinished",
-        "<tool_call>\n<function=f>\n<parameter=days>\nmany\n</parameter>\noops</function>\n</tool_call>",
-        "<tool_call>{}</tool_call>",
-        "<tool_call>\n<function=f>\n<parameter=city>\n<b>\n</parameter>\n</function>\n</tool_call>",
-        "I look.\n<function=f>\n<parameter=city>\nx</parameter>y\n</parameter>\n</function></tool_call></tool_call> so",
-        "<function=unknown>\n<parameter=city>\nx\n</parameter>\n</function>\n</tool_call>",
-        "<tool_call>\n<function=f>\n<parameter=free>\n{'a': None}\n</function><tool_call><function=search></function>",
-    ),
-    "glm": (
-        "<tool_call>f</tool_call>",
-        "<tool_call>f\n<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
-        "<tool_call>f\n<arg_key>days</arg_key>oops</tool_call>",
-        "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>open",
-        "<tool_call>two words</tool_call>",
-        "<tool_call>f<arg_key>city</arg_key>x</arg_value>y</arg_value><arg_key>on</arg_key><arg_value>True</tool_call>",
-    ),
-    "deepseek_v3": (
-        "<｜tool▁calls▁begin｜>nothing<｜tool▁calls▁end｜>",
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```",
-        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}",
-    ),
-    "deepseek_v31": (
-        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
-        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>oops<｜tool▁call▁end｜> and more",
-        "<｜tool▁call▁begin｜>",
-    ),
-    HARMONY: (
-        "<|channel|>final<|message|>Hi",
-        " to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
-        "<|channel|>commentary to=functions.f<|message|><|call|>",
-        "<|channel|>nowhere<|message|>x<|end|>",
-        "plain text",
-        "<|channel|>analysis<|message|>one<|start|>assistant<|channel|>final<|message|>two<|return|>",
-        "<|channel|>final <|constrain|>json<|message|>{}<|end|> stray",
-        "<|start|>user<|message|>x",
-        " to=functions.f<|channel|>commentary to=functions.g<|message|>{}<|call|>",
-    ),
-}
-
+# Spoilt --------------------------------------------------------------------------------------------------
 
 MARKS = re.compile(
     r"""(?:\s|[{}\[\](),:;=>]|```json|```|"(?:name|arguments|parameters|function)"|"(?:id|type)"\s*:\s*"(?:[^"\\]|\\.)*"|"(?:id|type)"

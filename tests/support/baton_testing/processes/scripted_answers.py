@@ -12,7 +12,8 @@ import openai
 
 from baton_gateway.answers.output_parts import WholeAnswer, WholeCall
 from baton_testing.engine.scripted_model import MARKS, WINDOW, script, tokens_for
-from baton_testing.gateway.answer_transcripts import BY_HAND, TOOLS, draw_answer, form_of, read_whole
+from baton_testing.gateway.answer_transcripts import TOOLS, draw_answer, form_of, read_whole
+from baton_testing.gateway.answers_by_hand import BY_HAND
 from baton_wire.rules.answer_formats import HARMONY
 
 LONGEST = WINDOW - 8
