@@ -11,7 +11,6 @@ from bench.serving.predicted_worker import Machine
 
 from baton_control.sizing.inputs.workload import Workload
 from baton_gateway.requests.own_rounds import holding_message
-from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.linked_workers import LinkedWorker
 from baton_gateway.workers.pool_load import is_backed_up, own_prefill
 from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick
@@ -50,7 +49,6 @@ class PredictedGateway:
             )
             for machine in machines
         }
-        self._affinity = PrefixAffinity()
         self._held: PromptOrder[int] = PromptOrder(TTFT_S)
         self.local = self.held = self.kept = 0
         self._looks_s = -1.0
@@ -120,8 +118,8 @@ class PredictedGateway:
 
     def _choose(self, request: int) -> Route:
         prompt, output = int(self._workload.prompt_tokens[request]), int(self._workload.output_tokens[request])
-        query = RouteQuery(self._fingerprint, prompt, prompt + output, 1, frozenset())
-        route = pick(query, self._views(), self._policy, self._affinity, self._dice.random())
+        query = RouteQuery(self._fingerprint, prompt, prompt + output, 1, frozenset(), tie=self._dice.getrandbits(64))
+        route = pick(query, self._views(), self._policy)
         assert isinstance(route, Route)
         return route
 

@@ -24,7 +24,8 @@ from baton_gateway.http_api.routes import ApiOptions, ApiParts, HttpApi
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.reporting.metrics import GatewayMetrics, watch_loop_lag
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
-from baton_gateway.reporting.state_page import ProcessReport, worker_report
+from baton_gateway.reporting.state_page import ProcessReport, cache_report, worker_report
+from baton_gateway.reporting.vllm_names import with_vllm_names
 from baton_gateway.requests.admission import Admission, AdmissionLimits
 from baton_gateway.requests.live_request import RelayRules
 from baton_gateway.requests.relay import Relay
@@ -70,6 +71,8 @@ class GatewayServer:
         keys = KeyDirectory(settings.keys)
         self.table = WorkerTable()
         self.metrics = GatewayMetrics(CollectorRegistry())
+        if settings.metrics_compat == "vllm":
+            self.metrics.rename = lambda page: with_vllm_names(page, next(iter(self.table.served_names()), ""))
         self._templates = TemplateRenderer()
         self._admission = Admission(limits)
         self.relay = Relay(self.table, self._admission, self._templates, self.metrics, rules)
@@ -114,6 +117,7 @@ class GatewayServer:
             ttft=self.metrics.ttft.whole.data(),
             tpot=self.metrics.tpot.whole.data(),
             ailment=str(longest_lasting(self.health_problems(), NOT_READY_S) or ""),
+            cache=cache_report(self.metrics.cache_use),
             ttft_minute=self.metrics.ttft.minute.sketch(now).data(),
             tpot_minute=self.metrics.tpot.minute.sketch(now).data(),
         )

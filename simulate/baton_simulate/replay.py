@@ -131,7 +131,7 @@ def replay(
         is_lost = any(start <= now < stop for start, stop in scenario.lost)
         sizes = policy.decide_from(None if is_lost else metrics, now)
         if sizes is not None:
-            moves += _moves(now, wanted, sizes, policy.reasons)
+            moves += find_moves(now, wanted, sizes, policy.reasons)
             wanted = dict(sizes)
             if policy.flips is not None and scenario.spec.flip_s is not None:
                 for _ in range(policy.flips.workers):
@@ -141,7 +141,7 @@ def replay(
             types = dict(policy.types)
             _roll(simulator, wanted, types, scenario, random)
         else:
-            _resize(simulator, wanted, scenario.startup_s, random)
+            resize(simulator, wanted, scenario.startup_s, random)
         if not points or now - points[-1].at_s >= 10.0:
             points.append(_point(simulator, now))
         if on_tick is not None:
@@ -151,7 +151,8 @@ def replay(
     return _outcome(name, scenario, simulator, billed, moves, points)
 
 
-def _resize(simulator: Simulator, wanted: Sizes, startup_s: float, random: np.random.Generator) -> None:
+def resize(simulator: Simulator, wanted: Sizes, startup_s: float, random: np.random.Generator) -> None:
+    """Start and stop workers until the pools have these sizes."""
     for role in POOL_ROLES:
         have = simulator.workers(role)
         for _ in range(wanted[role] - have):
@@ -185,7 +186,8 @@ def _type_moves(now: float, before: Mapping[Role, str], policy: DeployedSlo, wan
     return [Move(now, role, wanted[role], wanted[role], policy.choices[role], policy.types[role]) for role in changed]
 
 
-def _moves(now: float, before: Sizes, after: Sizes, reasons: dict[Role, str]) -> list[Move]:
+def find_moves(now: float, before: Sizes, after: Sizes, reasons: dict[Role, str]) -> list[Move]:
+    """The changes between two decisions."""
     changed = [role for role in POOL_ROLES if before[role] != after[role]]
     return [Move(now, role, before[role], after[role], reasons.get(role, "")) for role in changed]
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 
+from baton_control.sizing.inputs.context_use import ContextUse, merge_context_counts
 from baton_control.sizing.inputs.observations import (
     MAX_SAMPLE,
     Lateness,
@@ -22,9 +23,10 @@ from baton_control.sizing.simulator.decode_worker import DecodeWorker
 from baton_control.sizing.simulator.prefill_worker import PrefillWorker
 from baton_control.sizing.simulator.simulator import Simulator
 from baton_control.sizing.slo_sizing import STARTUP_SAFETY
-from baton_control.telemetry.store import LATENCY_WINDOW_S
+from baton_control.telemetry.store import CONTEXT_MEMORY_S, LATENCY_WINDOW_S
 from baton_simulate.baselines.signals import PoolSignals, Signals
 from baton_simulate.simulator_summaries import STEPS_REPORTED, SimulatorSummaries, present_step
+from baton_wire.messages.measures import ContextCounts
 from baton_wire.messages.operator_link import Summary
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.rules.answer_lengths import AnswerLengths
@@ -40,6 +42,7 @@ class SimulatorMetrics:
         self._served: deque[tuple[float, int, dict[Role, int]]] = deque()
         """(when, requests that ended since the entry before, how many were late for each pool)"""
         self._answers = AnswerLengths()
+        self._context_counts: deque[tuple[float, ContextCounts]] = deque()
         self._random = Random(1)
         self._summaries = SimulatorSummaries(startup_s)
 
@@ -59,7 +62,9 @@ class SimulatorMetrics:
 
     def measure(self) -> Measurements:
         ended = self._ended_lately()
-        waiting = self._simulator.gateway_tokens + sum(worker.queued_tokens for worker in self._simulator.prefill)
+        waiting = self._simulator.gateway_missing_tokens + sum(
+            worker.queued_tokens for worker in self._simulator.prefill
+        )
         return Measurements(
             arrivals=self._arrivals(),
             prefill=self._seen(Role.PREFILL),
@@ -67,6 +72,7 @@ class SimulatorMetrics:
             queued_tokens=measure_number(float(waiting), "queued tokens"),
             running=measure_number(float(self._running()), "running sequences"),
             served=self._served_lately(ended),
+            contexts=self._contexts(),
         )
 
     def steps(self) -> list[ObservedStep]:
@@ -110,8 +116,19 @@ class SimulatorMetrics:
         sample = []
         for i in range(first, last, stride):
             output = self._answers.likely(simulator.prompt[i], self._random.random())
-            sample.append(RequestShape(simulator.prompt[i], output, simulator.cached[i]))
+            cached = simulator.choice.reported_cached(i, simulator)
+            sample.append(RequestShape(simulator.prompt[i], output, cached))
         return measure_arrivals(float(last - first), seconds, sample, simulator.now, simulator.now)
+
+    def _contexts(self) -> ContextUse | None:
+        now = self._simulator.now
+        counts = self._simulator.choice.take_context_counts(now)
+        if counts is None:
+            return None
+        self._context_counts.append((now, counts))
+        while now - self._context_counts[0][0] > CONTEXT_MEMORY_S:
+            self._context_counts.popleft()
+        return merge_context_counts((earlier for _, earlier in self._context_counts), [counts])
 
     def _served_lately(self, ended: list[int]) -> dict[Role, Lateness]:
         """The requests that ended in the last minute, as clients saw them."""

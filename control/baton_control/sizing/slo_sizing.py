@@ -14,6 +14,7 @@ from baton_control.sizing.decision import sizing_state as states
 from baton_control.sizing.decision.accelerator_choice import KnownDeployment, TypeComparison
 from baton_control.sizing.decision.scaling import PoolNow, Sized, SizingRequest
 from baton_control.sizing.decision.slo import SloDecision
+from baton_control.sizing.inputs.context_use import ContextUse
 from baton_control.sizing.inputs.deployment import Prior, sizing_spec, worker_prior
 from baton_control.sizing.inputs.observations import Lateness, Measurements, ObservedPool, Unknown
 from baton_control.sizing.inputs.sizing_spec import SizingSpec
@@ -91,6 +92,7 @@ class SloSizing:
             running=store.running(now, expected),
             arrivals=store.take_arrivals(now, expected),
             served=_served(spec, store, now),
+            contexts=store.contexts(now, expected),
             late=store.take_late(),
         )
         return self._make_decision(entry, request, seen, 0, now)
@@ -123,7 +125,7 @@ class SloSizing:
             workers=workers,
             reasons={role: decision.pools[role].reason for role in POOL_ROLES},
             holds=decision.holds,
-            inputs=_inputs(decision, entry, now),
+            inputs=_inputs(decision, entry, seen.contexts, now),
             memory=memory,
             types=dict(entry.types.choices),
         )
@@ -211,7 +213,7 @@ def _served(spec: SizingSpec, store: TelemetryStore, now: float) -> dict[Role, L
     return served
 
 
-def _inputs(decision: SloDecision, entry: _Deployment, now: float) -> str:
+def _inputs(decision: SloDecision, entry: _Deployment, contexts: ContextUse | None, now: float) -> str:
     """The figures that were weighed, short enough for a status."""
     known, store = entry.known, entry.store
     lately, targets = store.latencies(now), known.spec.targets
@@ -230,6 +232,10 @@ def _inputs(decision: SloDecision, entry: _Deployment, now: float) -> str:
         startup_s = entry.startup_s(role)
         if startup_s is not None:
             parts.append(f"{role.value}_startup_s {startup_s:.3g}")
+    if contexts is not None and contexts.hit_share is not None:
+        parts.append(f"cached_share {contexts.hit_share:.3g}")
+        parts.append(f"evicted_share {contexts.evicted_share:.3g}")
+        parts.append(f"cached_elsewhere_share {contexts.elsewhere_share:.3g}")
     parts.append(f"oldest_wait_s {store.oldest_s():.3g}")
     parts.append(f"steps_fitted {known.state.prefill.steps}+{known.state.decode.steps}")
     return ", ".join(parts)[:1024]

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from baton_control.sizing.inputs.context_use import ContextUse, merge_context_counts
 from baton_control.sizing.inputs.observations import (
     MAX_SAMPLE,
     STARTUPS,
@@ -25,7 +26,7 @@ from baton_control.sizing.inputs.observations import (
 )
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.telemetry.pairs import PairMemory, Pairs
-from baton_wire.messages.measures import SKETCH_RATIO, Lanes, SketchData, WorkerCondition, WorkerMeasures
+from baton_wire.messages.measures import SKETCH_RATIO, ContextCounts, Lanes, SketchData, WorkerCondition, WorkerMeasures
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import Role
 from baton_wire.sketch import Sketch, merged
@@ -38,6 +39,7 @@ SETTLED_S = 8.0
 WORKER_MEMORY_S = 600.0
 MAX_STEPS = 4_096
 MAX_NUMBERS = 2_048
+CONTEXT_MEMORY_S = 180.0
 QUEUE_MEMORY_S = 600.0
 """Same as the longest duration of a request."""
 UNPROVEN_TOKENS = 1 << 20
@@ -126,6 +128,8 @@ class TelemetryStore:
     """Workers whose start-up time was counted, each with the time of its last report."""
     _numbers: dict[bytes, int] = field(default_factory=dict)
     """Number of the last summary of each gateway process, also after its link was lost."""
+    _contexts: deque[tuple[float, ContextCounts]] = field(default_factory=deque)
+    """Counts of the last minutes, each with the time of its summary."""
     _taken_s: float = float("-inf")
     _late: list[RequestShape] = field(default_factory=list)
     _pairs: PairMemory = field(default_factory=lambda: PairMemory(FRESH_S))
@@ -160,6 +164,8 @@ class TelemetryStore:
         self._pairs.report(epoch, bool(_usable(summary)), now)
         gateway.has_settled |= bool(_usable(summary)) or now - gateway.since_s >= SETTLED_S
         self._add_arrivals(window, summary, now)
+        if summary.contexts is not None:
+            self._contexts.append((now, summary.contexts))
         served = summary.served
         self._served.append(_Served(now, served.ttft, served.tpot, served.unserved))
         self._forget_old(now)
@@ -184,6 +190,8 @@ class TelemetryStore:
     def _forget_old(self, now: float) -> None:
         while self._served and now - self._served[0].at_s > LATENCY_WINDOW_S:
             self._served.popleft()
+        while self._contexts and now - self._contexts[0][0] > CONTEXT_MEMORY_S:
+            self._contexts.popleft()
         while self._prompts and now - self._prompts[0][0] > QUEUE_MEMORY_S:
             self._prompts.popleft()
 
@@ -264,6 +272,14 @@ class TelemetryStore:
                     return Unknown("more tokens are said to wait at a worker than came")
                 total += worker.waiting_tokens
         return measure_number(float(total), "queued tokens")
+
+    def contexts(self, now: float, expected: int) -> ContextUse | None:
+        """How soon contexts are used again; None: unknown."""
+        self._forget_old(now)
+        latest = [summary.contexts for summary in self._summaries() if summary.contexts is not None]
+        if self._missing(now, expected) or not self._contexts or len(latest) < len(list(self._summaries())):
+            return None
+        return merge_context_counts((counts for _, counts in self._contexts), latest)
 
     def running(self, now: float, expected: int) -> Measurement:
         """Sequences at work in the workers."""

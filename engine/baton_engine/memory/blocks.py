@@ -114,6 +114,10 @@ class BlockPool:
     def is_published(self, block: int) -> bool:
         return block in self._index_of
 
+    def is_held(self, digest: bytes) -> bool:
+        """True when some group has published a block with this digest."""
+        return any(index.block(digest) is not None for index in self._indexes)
+
     def table(self, owner: BlockOwner) -> Sequence[int]:
         """The owner's blocks in logical order, `GONE` among them: a live view, valid until its release."""
         return self._tables.get(owner, ())

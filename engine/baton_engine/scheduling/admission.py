@@ -4,12 +4,15 @@ Order: started prompts, preempted sequences, then new prompts by their turns. Wh
 to a step that is long enough without it, so that earlier prompts get their first token sooner. A prompt starts when all
 its blocks and slots are available, so a started prompt never waits for memory; groups with a window give blocks back as
 it advances. Prompts are cut only when they exceed the budget. If a prompt is computed before its grammar is compiled,
-its logits are kept, and a chunk without tokens draws from them.
+its logits are kept, and a chunk without tokens draws from them. A prompt whose beginning another prompt is computing
+waits until that part is published, and then computes the rest alone.
 """
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
+from typing import Final
 
 from baton_engine.scheduling.engine_state import (
     EngineState,
@@ -23,6 +26,9 @@ from baton_engine.scheduling.events import Computing
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, SharedPrefix, SharedPrefixStage
 from baton_engine.scheduling.step_draft import LaunchedChunk, StepDraft
 from baton_engine.scheduling.step_plan import PrefillChunk
+
+AWAITED_TOKENS: Final = 256
+"""A prompt waits for others to compute this many of its tokens; fewer it computes again."""
 
 
 def fill_step(state: EngineState, draft: StepDraft) -> None:
@@ -50,8 +56,34 @@ def _admit_new(state: EngineState, draft: StepDraft) -> None:
             break  # that one's turn is earlier
         if _exceeds_share(state, prefix) or not may_take_slots(state, prefix):
             continue
+        if _awaits_beginning(state, draft, prefix):
+            continue
         if not _start(state, draft, prefix):
             break
+
+
+def _awaits_beginning(state: EngineState, draft: StepDraft, prefix: SharedPrefix) -> bool:
+    """True while another prompt computes enough of this one's beginning, which is not published yet."""
+    config = state.config
+    if not config.prefix_cache or prefix.is_scored:
+        return False
+    in_flight = (chunk.prefix for step in state.in_flight for chunk in step.chunks)
+    others = {id(other): other for other in (*state.prefilling, *in_flight, *(chunk.prefix for chunk in draft.chunks))}
+    for other in others.values():
+        if other.request.root != prefix.request.root or not other.digests:
+            continue
+        _tokens(prefix)
+        prefix.fill_digests(config.block_tokens)
+        common = _common_length(prefix.digests, other.digests)
+        coming = common * config.block_tokens - other.done_tokens
+        if coming >= AWAITED_TOKENS and not state.pool.is_held(prefix.digests[common - 1]):
+            return True
+    return False
+
+
+def _common_length(digests: list[bytes], others: list[bytes]) -> int:
+    """Number of digests with which two chains begin alike."""
+    return bisect_left(range(min(len(digests), len(others))), True, key=lambda place: digests[place] != others[place])
 
 
 def _exceeds_share(state: EngineState, prefix: SharedPrefix) -> bool:

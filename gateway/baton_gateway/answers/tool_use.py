@@ -16,6 +16,19 @@ class ToolMode(enum.StrEnum):
     REQUIRED = "required"
 
 
+class CallBound(enum.Enum):
+    """Bounds that a grammar sets to calls and the text around them."""
+
+    FREE = enum.auto()
+    """There is no grammar."""
+    MARKED = enum.auto()
+    """Calls follow a grammar from their marks on: what has no mark is no call."""
+    EITHER = enum.auto()
+    """An answer that does not begin with a call has none, whatever its text spells."""
+    ONLY = enum.auto()
+    """Nothing but calls may come: any other text is the beginning of a call that was cut."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """One function that the model may call."""

@@ -157,7 +157,8 @@ class MessageWriter:
     def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
         match part:
             case ContentPart(text):
-                return self._within(_text("")), self._piece(text)
+                is_later = self._number >= 0 and self._open != "text"  # blanks between blocks mean nothing
+                return self._within(_text("")), self._piece(text.lstrip() if is_later else text)
             case ReasoningPart(text):
                 return self._within(_thinking("")), self._piece(text)
             case CallPart(_, call_id, name):

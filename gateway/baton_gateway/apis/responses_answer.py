@@ -209,7 +209,10 @@ class ResponseWriter:
     def _extend(self, part: AnswerPart, logprobs: LogprobsJson | None) -> Sequence[JsonBytes]:
         match part:
             case ContentPart(text):
-                before = () if self._has_open("message") else [*self._close("completed"), *self._begin_message()]
+                before: Sequence[JsonBytes] = ()
+                if not self._has_open("message"):
+                    before = [*self._close("completed"), *self._begin_message()]
+                    text = text.lstrip() if self._output else text  # blanks between items mean nothing
                 if isinstance(logprobs, ChatLogprobs) and isinstance(self._logprobs, ChatLogprobs):
                     self._logprobs.add_encoded(logprobs)
                 entries: EncodedJson | list[Any] = [] if logprobs is None else _entries(logprobs)

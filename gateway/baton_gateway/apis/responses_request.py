@@ -67,6 +67,7 @@ def parse_response(
         body.add_text("instructions", "system", [text_part(instructions)])
     _read_input(fields.require("input"), body)
     body.set_fields(
+        prompt_cache_key=fields.peek_text("prompt_cache_key") or None,
         max_completion_tokens=fields.integer("max_output_tokens", 1, MAX_TOKENS),
         stream=fields.flag("stream", False),
         temperature=fields.number("temperature", 0, 2),

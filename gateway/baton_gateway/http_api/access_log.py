@@ -47,6 +47,8 @@ class Exchange:
     """True for health and metrics, which are requested all the time and not logged."""
     tenant: str | None = None
     live: LiveRequest | None = None
+    session: int | None = None
+    """A number of the session that the client named."""
 
 
 EXCHANGE = web.RequestKey("exchange", Exchange)

@@ -1,7 +1,7 @@
 """The handler of HTTP requests: paths to handlers, bodies within limits, answers and errors in the form of their API.
 
 Authorisation and routing use the raw request target: a path that is not exactly a known one does not exist. A client's
-headers decide nothing but its tenant.
+headers decide nothing but its tenant, and which of several equal workers its session goes to.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from urllib.parse import parse_qs
 
 from aiohttp import HttpVersion11, web
 
@@ -37,6 +38,7 @@ from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.parsed_part_cache import ParsedPartCache
 from baton_gateway.http_api.request_body import RequestBody, holder_of
+from baton_gateway.http_api.session_hint import session_number
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.http_api.tokenising import Tokenising
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm
@@ -129,6 +131,7 @@ class HttpApi:
             "/v1/messages/count_tokens": messages_endpoint(self._count_tokens),
             "/tokenize": HttpEndpoint(("POST",), self._tokenize),
             "/detokenize": HttpEndpoint(("POST",), self._detokenize),
+            "/tokenizer_info": HttpEndpoint(("GET",), self._tokenizer_info),
             "/openapi.json": HttpEndpoint(("GET",), lookups.openapi),
             "/version": HttpEndpoint(("GET",), lookups.version),
             "/health": HttpEndpoint(("GET", "POST"), lookups.routable, is_open=True),
@@ -137,6 +140,7 @@ class HttpApi:
             "/health/ready": HttpEndpoint(("GET",), lookups.ready, is_open=True),
             "/health/routable": HttpEndpoint(("GET",), lookups.routable, is_open=True),
             "/metrics": HttpEndpoint(("GET",), lookups.metrics, is_open=True),
+            "/": HttpEndpoint(("GET",), lookups.front, is_open=True),
         }
         self._model = HttpEndpoint(("GET",), lookups.model)
 
@@ -268,6 +272,10 @@ class HttpApi:
             raw = await body.read_object(self._table.body_limits)
             return await self._send(request, [await self._tokenising.tokenize(raw, tenant, body.charged.take)])
 
+    async def _tokenizer_info(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        names = parse_qs(request.raw_path.partition("?")[2], max_num_fields=8).get("model", [])
+        return web.Response(body=self._tokenising.info(names[0] if names else None), headers=JSON)
+
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             raw = await body.read_object(self._table.body_limits)
@@ -284,6 +292,8 @@ class HttpApi:
             request_as_sent, form = parse(await body.read_object(self._table.body_limits), self._options.unknown_fields)
             _name_ignored(request[EXCHANGE], request_as_sent)
             parsed = self._names.resolve(request_as_sent)
+            cache_key = parsed.options.prompt_cache_key
+            request[EXCHANGE].session = session_number(request.headers, cache_key, tenant.name)
             if self.is_draining:
                 raise RefusedError(errors.shutting_down())
             if parsed.options.stream:
@@ -300,7 +310,7 @@ class HttpApi:
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         writer = CollectingWriter(form, charge)
-        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id)
+        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id, exchange.session)
         try:
             result = await writer.done
         finally:
@@ -352,7 +362,7 @@ class HttpApi:
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         writer = StreamingWriter(exchange.id, form, charge)
-        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id)
+        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id, exchange.session)
         entry = (live, writer)
         try:
             if (problem := await writer.opened) is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from baton_gateway.errors import RefusedError, invalid, unsupported
+from baton_wire.suggestions import closest
 
 MAX_TEXT_CHARS = 8 << 20
 """The most characters of any one text."""
@@ -37,6 +38,7 @@ class Fields:
 
     def __init__(self, raw: dict[str, Any], path: str = "") -> None:
         self._left = dict(raw)
+        self._read: set[str] = set()
         self._path = path
 
     def name(self, field: str) -> str:
@@ -44,6 +46,7 @@ class Fields:
 
     def take(self, field: str) -> Any:
         """Return the raw value, or None."""
+        self._read.add(field)
         return self._left.pop(field, None)
 
     def require(self, field: str) -> Any:
@@ -56,6 +59,11 @@ class Fields:
         """Read a string of at most `max_chars`."""
         value = self.take(field) if value is None else value
         return None if value is None else check_text(value, self.name(field), max_chars)
+
+    def peek_text(self, field: str) -> str:
+        """Return a string without reading the field; empty where it is none."""
+        value = self._left.get(field)
+        return value if isinstance(value, str) else ""
 
     def integer(self, field: str, low: int, high: int) -> int | None:
         value = self.take(field)
@@ -101,7 +109,9 @@ class Fields:
         for place, field in enumerate(left):
             if unknown is UnknownFields.REFUSE or place >= MAX_UNKNOWN or not _PLAIN_NAME.fullmatch(field):
                 name = self.name(field)[:64]
-                raise invalid(name, f"Unknown field '{name}'.", "unknown_parameter")
+                meant = closest(field[:64], self._read)
+                hint = f" Did you mean '{self.name(meant)}'?" if meant else ""
+                raise invalid(name, f"Unknown field '{name}'.{hint}", "unknown_parameter")
         self.ignore(*left, max_bytes=MAX_IGNORED_BYTES)
         return left
 

@@ -46,7 +46,7 @@ _IGNORED = (
     "prompt_cache_options", "client_metadata", "cache_control", "session_id", "trace", "provider", "route",
     "include_reasoning", "litellm_metadata", "litellm_session_id", "length_penalty", "early_stopping",
 )  # fmt: skip
-"""Fields that are accepted without effect: they concern the provider's side or beam search, not the answer."""
+"""Fields that are accepted without effect on the answer: they concern the provider's side or beam search."""
 _NOT_SERVED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("use_beam_search", "answers are sampled", (False,)),
     ("allowed_token_ids", "use 'structured_outputs' or 'logit_bias'", ()),
@@ -106,6 +106,8 @@ class Options:
     """The format that the answer must follow; None: any."""
     ignored: tuple[str, ...] = ()
     """Names of unknown fields that were ignored, as this gateway is configured."""
+    prompt_cache_key: str = ""
+    """The client's name of the session; a hint for routing."""
     alias: str | None = None
     """The alias that the client wrote in `model`; answers repeat it."""
 
@@ -206,6 +208,7 @@ def _options(
         continuous_usage=continuous_usage,
         cache_salt=fields.text("cache_salt", 64) or "",
         output_format=read_output_format(fields),
+        prompt_cache_key=fields.peek_text("prompt_cache_key"),
     )
     if options.output_format is not None:
         check_may_end(options.output_format.field, options.ignore_eos, options.min_tokens)

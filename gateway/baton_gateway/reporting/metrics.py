@@ -19,7 +19,7 @@ from baton_gateway.reporting.outcome import Outcome, RequestTotals
 from baton_gateway.reporting.recent_sketch import RecentSketch
 from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_gateway.structured_outputs.format_compiler import CompileOutcome
-from baton_gateway.workers.route import Route
+from baton_gateway.workers.route import MoveReason, Route
 from baton_wire.messages.values import POOL_ROLES, Reason, Role
 from baton_wire.session import AlteredFrames
 from baton_wire.sketch import Sketch
@@ -65,12 +65,29 @@ class Latency:
         self.minute.add(seconds, now)
 
 
+@dataclass(slots=True)
+class CacheUse:
+    """How much of what was cached was found, since the process started."""
+
+    prompt_tokens: int = 0
+    """Tokens of the prompts that workers reported about."""
+    cached_tokens: int = 0
+    """Of these, what the workers had cached."""
+    cacheable_tokens: int = 0
+    """Of these, what some worker had cached: where a prompt went elsewhere, more than was found."""
+    moved: dict[MoveReason, int] = field(default_factory=lambda: dict.fromkeys(MoveReason, 0))
+    """Sessions that did not go to the worker that had them cached, by reason."""
+
+
 class GatewayMetrics:
     """Every series exists from the start, so that their number never changes. Names: docs/metrics.md."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self.rename: Callable[[bytes], bytes] = bytes
+        """Adds other names to a page of metrics."""
         self.telemetry = LoadTelemetry()
+        self.cache_use = CacheUse()
         self._make_histograms(registry)
         self._make_counters(registry)
         self._make_gauges(registry)
@@ -78,7 +95,7 @@ class GatewayMetrics:
     def page(self) -> bytes:
         """The metrics of this process, or of all that share its port."""
         folder = os.environ.get(METRICS_VARIABLE)
-        return generate_latest(self._registry) if folder is None else shared_page(folder)
+        return self.rename(generate_latest(self._registry) if folder is None else shared_page(folder))
 
     # What happens -----------------------------------------------------------------------------------------------------
 
@@ -99,6 +116,9 @@ class GatewayMetrics:
     def routed(self, route: Route) -> None:
         name = "kept" if route.is_prefill_local else "local" if route.is_decode_local else "disaggregated"
         self._routes[name].inc()
+        if route.moved is not None:
+            self._moved[route.moved].inc()
+            self.cache_use.moved[route.moved] += 1
 
     def leg_failed(self, reason: Reason) -> None:
         self._legs[reason].inc()
@@ -120,6 +140,8 @@ class GatewayMetrics:
         self._requests[outcome].inc()
         self._prompt_tokens.inc(totals.prompt_tokens)
         self._completion_tokens.inc(totals.completion_tokens)
+        if totals.cached_tokens is not None:
+            self._count_cached(totals.prompt_tokens, totals.cached_tokens, totals.cacheable_tokens)
         self._retries.inc(max(0, totals.attempts - 1))
         self._migrations.inc(totals.migrations)
         self._conflicts.inc(totals.conflicts)
@@ -131,6 +153,14 @@ class GatewayMetrics:
             self.telemetry.output(now, times.prompt_tokens, tokens)
             if tokens > 1:
                 self.tpot.observe((times.last_s[choice] - times.first_s[choice]) / (tokens - 1), now)
+
+    def _count_cached(self, prompt_tokens: int, cached: int, cacheable: int) -> None:
+        cacheable = max(cached, cacheable)  # a prompt that waits while its beginning is computed finds more
+        self._cached_tokens.inc(cached)
+        self._cacheable_tokens.inc(cacheable)
+        self.cache_use.prompt_tokens += prompt_tokens
+        self.cache_use.cached_tokens += cached
+        self.cache_use.cacheable_tokens += cacheable
 
     def answered(self, status: int) -> None:
         self._statuses.get(str(status), self._statuses["other"]).inc()
@@ -184,6 +214,10 @@ class GatewayMetrics:
         statuses = counter("responses", "HTTP responses by status", "status")
         self._statuses = {status: statuses.labels(status) for status in STATUSES}
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
+        self._cached_tokens = counter("cached_tokens", "Tokens of prompts that their workers had cached")
+        self._cacheable_tokens = counter("cacheable_tokens", "Tokens of prompts that any worker had cached")
+        moved = counter("moved_sessions", "Prompts computed elsewhere than where most of them was cached", "reason")
+        self._moved = {reason: moved.labels(reason.value) for reason in MoveReason}
         self._completion_tokens = counter("completion_tokens", "Generated tokens that were delivered")
         self._retries = counter("retries", "Attempts after the first")
         self._migrations = counter("migrations", "Attempts that went on from delivered tokens")

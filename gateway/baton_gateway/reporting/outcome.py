@@ -26,3 +26,7 @@ class RequestTotals:
     attempts: int
     migrations: int
     conflicts: int
+    cached_tokens: int | None = None
+    """Prompt tokens that its workers had cached, by their reports; None: not reported."""
+    cacheable_tokens: int = 0
+    """Prompt tokens that some worker had cached when they were routed."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
+from baton_gateway.reporting.metrics import CacheUse
 from baton_gateway.workers.linked_workers import LinkedWorker
+from baton_gateway.workers.route import MoveReason
 from baton_wire.messages.measures import SKETCH_RATIO, SketchData
 from baton_wire.sketch import Sketch, merged
 
@@ -32,6 +34,16 @@ class WorkerReport(msgspec.Struct, frozen=True):
     """None: not reported yet."""
 
 
+class CacheReport(msgspec.Struct, frozen=True):
+    """How much of what workers had cached of the prompts was found (`CacheUse`)."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cacheable_tokens: int = 0
+    moved: dict[str, int] = {}
+    """Moved sessions by reason."""
+
+
 class ProcessReport(msgspec.Struct, frozen=True):
     """One gateway process."""
 
@@ -48,8 +60,9 @@ class ProcessReport(msgspec.Struct, frozen=True):
     tpot: SketchData
     ailment: str = ""
     """The problem that makes it unready; empty: none."""
+    cache: CacheReport = CacheReport()
     ttft_minute: SketchData = SketchData()
-    """Of the last minute, like `tpot_minute`."""
+    """Latencies of the last minute, like `tpot_minute`."""
     tpot_minute: SketchData = SketchData()
 
 
@@ -92,6 +105,7 @@ def state_body(processes: Sequence[ProcessReport]) -> bytes:
                 for process in processes
             ],
             "workers": sorted(workers.values(), key=lambda worker: (worker.role, worker.address)),
+            "cache": _cache([process.cache for process in processes]),
             "latency": {
                 "ttft": _latency(
                     merged(process.ttft for process in processes),
@@ -104,6 +118,18 @@ def state_body(processes: Sequence[ProcessReport]) -> bytes:
             },
         }
     )
+
+
+def cache_report(use: CacheUse) -> CacheReport:
+    moved = {reason.value: count for reason, count in use.moved.items()}
+    return CacheReport(use.prompt_tokens, use.cached_tokens, use.cacheable_tokens, moved)
+
+
+def _cache(reports: Sequence[CacheReport]) -> dict[str, Any]:
+    names = ("prompt_tokens", "cached_tokens", "cacheable_tokens")
+    sums: dict[str, Any] = {name: sum(getattr(report, name) for report in reports) for name in names}
+    moved = {reason.value: sum(report.moved.get(reason.value, 0) for report in reports) for reason in MoveReason}
+    return sums | {"moved_sessions": moved}
 
 
 def _latency(whole: Sketch, minute: Sketch) -> dict[str, Any]:

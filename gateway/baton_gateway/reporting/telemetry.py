@@ -22,6 +22,7 @@ from baton_wire.messages.measures import (
 )
 from baton_wire.messages.operator_link import MAX_WORKERS, Summary
 from baton_wire.rules.answer_lengths import AnswerLengths
+from baton_wire.rules.context_reuse import ContextReuse
 from baton_wire.sketch import Sketch
 
 
@@ -42,9 +43,12 @@ class LoadTelemetry:
         self._accepted = self._queued = self._refused = self._unserved = 0
         self._prompts: list[_Prompt] = []
         self._num_prompts = 0
-        self._mean_prompt: float | None = None
+        self._mean_missing: float | None = None
+        """Tokens of a prompt that its worker had not cached."""
         self._answers = AnswerLengths()
         self._prompt_tokens, self._output_tokens, self._cached_tokens = Sketch(), Sketch(), Sketch()
+        self.contexts = ContextReuse()
+        """How soon contexts are used again."""
         self.ttft, self.tpot = Sketch(), Sketch()
         """Latencies that clients saw, in seconds; `tpot` has the mean gap between the tokens of each ended sequence."""
 
@@ -71,11 +75,13 @@ class LoadTelemetry:
         self._accepted += more
 
     def prompt(self, tokens: int, cached: int, max_tokens: int, choices: int) -> None:
-        """A prompt was routed for the first time. Further choices of it find all of it cached."""
+        """A prompt was routed for the first time, to a worker that had `cached` tokens of it. Further choices of it
+        find all of it cached."""
         self._prompt_tokens.add(tokens)
         self._cached_tokens.add(cached)
-        mean = tokens if self._mean_prompt is None else self._mean_prompt
-        self._mean_prompt = mean + 0.05 * (tokens - mean)
+        missing = tokens - cached
+        mean = missing if self._mean_missing is None else self._mean_missing
+        self._mean_missing = mean + 0.05 * (missing - mean)
         for choice in range(choices):
             self._sample(_Prompt(tokens, cached if choice == 0 else tokens, max_tokens))
 
@@ -97,7 +103,7 @@ class LoadTelemetry:
 
     def backlog(self, waiting: int, parked: int, oldest_s: float, without_prompt: int) -> Backlog:
         """The backlog now. `without_prompt`: requests that were not sent to a worker."""
-        mean = self._mean_prompt
+        mean = self._mean_missing
         tokens = 0 if not without_prompt else None if mean is None else int(mean * without_prompt)
         return Backlog(waiting, parked, max(0.0, oldest_s), tokens)
 
@@ -117,6 +123,7 @@ class LoadTelemetry:
             workers=tuple(measures[:MAX_WORKERS]),
             workers_left_out=max(0, len(measures) - MAX_WORKERS),
             config_hash=config_hash,
+            contexts=self.contexts.take(now),
         )
         self._since, self._unserved = now, 0
         return summary

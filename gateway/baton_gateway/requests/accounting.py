@@ -10,14 +10,25 @@ from baton_gateway.reporting.outcome import Outcome, RequestTotals
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.request_events import End, PickRoute
+from baton_gateway.workers.route import Route
 from baton_wire.messages.measures import Backlog
 
 
-def count_prompt(metrics: GatewayMetrics, live: LiveRequest, action: PickRoute, cached_tokens: int) -> None:
-    """A prompt was routed for the first time; `cached_tokens` of it were sent to some worker before."""
-    cached = min(action.tokens, cached_tokens)
+def count_prompt(
+    metrics: GatewayMetrics,
+    live: LiveRequest,
+    action: PickRoute,
+    route: Route,
+    places: Iterator[tuple[bytes, int]],
+    now: float,
+) -> None:
+    """A prompt was routed for the first time. `places`: see `ContextReuse.count`."""
+    best_cached = min(action.tokens, route.best_cached_tokens)
+    live.cacheable_tokens += best_cached
+    missing = action.tokens if route.missing_tokens is None else min(action.tokens, route.missing_tokens)
     max_tokens = live.prompts[action.prompt].sampling.max_tokens
-    metrics.telemetry.prompt(action.tokens, cached, max_tokens, action.choices)
+    metrics.telemetry.prompt(action.tokens, action.tokens - missing, max_tokens, action.choices)
+    metrics.telemetry.contexts.count(places, action.tokens, best_cached, missing, now)
     live.times.prompt_tokens = action.tokens
 
 
@@ -26,7 +37,15 @@ def count_end(metrics: GatewayMetrics, load: ModelLoad, live: LiveRequest, actio
     life, options = live.life, live.request.options
     completion_tokens = 0 if options.max_tokens == 0 else life.completion_tokens()
     usage = Usage(life.prompt_tokens(), completion_tokens, live.reasoning_tokens(), life.cached_tokens())
-    totals = RequestTotals(usage.prompt_tokens, completion_tokens, life.attempts, life.migrations, life.conflicts)
+    totals = RequestTotals(
+        usage.prompt_tokens,
+        completion_tokens,
+        life.attempts,
+        life.migrations,
+        life.conflicts,
+        life.cached_tokens(),
+        live.cacheable_tokens,
+    )
     metrics.ended(live.times, action.outcome, totals, now)
     if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
         metrics.telemetry.unserved()

@@ -27,6 +27,7 @@ from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.messages.values import Finish, PairFingerprint
+from baton_wire.rules.prefix_digests import PromptPlaces
 
 ALTERNATIVES_A_SEQUENCE = 4
 ID_BYTES = 8
@@ -77,7 +78,14 @@ class LiveRequest:
     text: TextModel | None = None
     fingerprint: PairFingerprint | None = None
     prompts: tuple[Prompt, ...] = ()
-    prefixes: tuple[tuple[bytes, ...], ...] = ()
+    places: tuple[PromptPlaces, ...] = ()
+    """The places of its prompts, by which workers announce what they have cached."""
+    cached: dict[int, tuple[float, dict[bytes, int]]] = field(default_factory=dict)
+    """Tokens of each prompt that workers have cached, by epoch, and when that was looked up."""
+    cacheable_tokens: int = 0
+    """Tokens of its prompts that some worker had cached when they were routed."""
+    session: int | None = None
+    """A number of the session that the client named; None: it named none."""
     texts: list[ChoiceText] = field(default_factory=list)
     echoes: tuple[str, ...] = ()
     load: ModelLoad | None = None

@@ -35,10 +35,10 @@ from baton_gateway.text.encoding import PromptEncoder
 from baton_gateway.text.generation_defaults import API_DEFAULTS
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
-from baton_gateway.workers.affinity import prefix_keys
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.request_limits import ModelLimits
 from baton_wire.messages.values import Grammar, PairFingerprint, Thought
+from baton_wire.rules.prefix_digests import PromptPlaces
 
 
 class PromptBuilder:
@@ -73,7 +73,7 @@ class PromptBuilder:
         prompts = make_prompts(preparation, encoded, grammar, thought)
         echoed = await echoed_prompts(request, text)
         live.text, live.fingerprint, live.prompts = text, fingerprint, prompts
-        live.prefixes = tuple(prefix_keys(prompt.packed, prompt.salt) for prompt in prompts)
+        live.places = tuple(PromptPlaces(prompt.packed, prompt.salt) for prompt in prompts)
         live.begin_texts(echoed)
         self._metrics.telemetry.branched(len(live.texts) - 1)
         live.writer.begin(_answer_head(live, text, fingerprint, prompts))

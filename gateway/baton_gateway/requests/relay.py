@@ -134,9 +134,15 @@ class Relay:
     # From HTTP --------------------------------------------------------------------------------------------------------
 
     def start(
-        self, request: ChatRequest | CompletionRequest, tenant: Tenant, writer: AnswerWriter, request_id: str = ""
+        self,
+        request: ChatRequest | CompletionRequest,
+        tenant: Tenant,
+        writer: AnswerWriter,
+        request_id: str = "",
+        session: int | None = None,
     ) -> LiveRequest:
-        """Begin a request. Raises RefusedError when it may not even wait.
+        """Begin a request. Raises RefusedError when it may not even wait. `session`: a number of the session that its
+        client named.
 
         Its wait is predicted first, because that changes nothing: only a request that may join the queue evicts others.
         """
@@ -155,7 +161,8 @@ class Relay:
         ticket, turn = verdict
         self._metrics.telemetry.offered(waits=turn is Verdict.QUEUED)
         life = self._new_life(request.options.n, tenant, now)
-        live = LiveRequest(life, request, tenant, writer, ticket, self._metrics.arrived(now), request_id)
+        times = self._metrics.arrived(now)
+        live = LiveRequest(life, request, tenant, writer, ticket, times, request_id, session=session)
         self._by_ticket[ticket] = live
         load = self._loads.of(live)
         load.add(ticket, work, tenant, now=now)
@@ -306,6 +313,7 @@ class Relay:
         self._metrics.delivered(live.times, action.choice, len(action.ids), now)
         if action.is_first:
             self._loads.of(live).mark_answered(live.ticket)
+            self._routing.settle(live.run_ids, now)
         if action.is_first and live.scores is not None and not live.scores.is_complete(live.prompt_of(action.choice)):
             self._feed(live, Refused(errors.internal_error()))  # workers send the prompt's log probabilities first
             return
@@ -329,6 +337,7 @@ class Relay:
         del self._by_ticket[live.ticket]
         for run in live.run_ids:
             self._by_run.pop(run, None)
+        self._routing.settle(live.run_ids, now)
         live.cancel()
         self._admit(self._admission.leave(live.ticket))
         if not self._by_ticket:
@@ -398,20 +407,20 @@ class Relay:
         return self._loads.of(live)
 
     def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Routed | NoRoute:
-        prefix = live.prefixes[action.prompt]
+        now = self._loop.time()
         if isinstance(route, Problem):
             self.on_parked()
             return NoRoute(action.run, route, self._routing.is_superseded(live, self._rules.route))
         if live.life.attempts == 0:
-            count_prompt(self._metrics, live, action, self._routing.cached_tokens(prefix))
-        self._routing.record(route, prefix)
+            count_prompt(self._metrics, live, action, route, self._routing.places(live, action.prompt), now)
+        self._routing.record(live, action, route, now)
         self._metrics.routed(route)
         self._by_run[action.run] = live
         live.run_ids = (*live.run_ids, action.run)
         load = self._loads.of(live)
         load.mark_sent(live.ticket)
         if action.is_first:
-            load.record_prefill(live.tenant, route.own_s, route.missing_tokens or action.tokens, self._loop.time())
+            load.record_prefill(live.tenant, route.own_s, route.missing_tokens or action.tokens, now)
         return Routed(action.run, route)
 
     # Timers -----------------------------------------------------------------------------------------------------------

@@ -1,18 +1,22 @@
-"""Routes runs: chooses the revision and the workers, and remembers prefixes and failures of workers."""
+"""Routes runs: chooses the revision and the workers, by load, failures, and what each worker has cached."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator, Mapping
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.requests.failing_workers import FailingWorkers
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.request_events import PickRoute
-from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick, revisions
-from baton_wire.messages.values import PairFingerprint
+from baton_gateway.workers.sent_prompts import SentPrompts
+from baton_wire.messages.values import PLACE_BYTES, PairFingerprint
+
+FRESH_S = 0.02
+"""What workers have cached of a prompt is looked up again after this long, when its run still waits."""
 
 
 class Routing:
@@ -20,7 +24,7 @@ class Routing:
 
     def __init__(self, table: WorkerTable, dice: random.Random) -> None:
         self._table = table
-        self._affinity = PrefixAffinity()
+        self._sent = SentPrompts()
         self._dice = dice
         self.failing = FailingWorkers()
 
@@ -39,24 +43,71 @@ class Routing:
     def choose(self, live: LiveRequest, action: PickRoute, policy: RoutePolicy, now: float) -> Route | Problem:
         """Choose workers of the request's revision for this run."""
         assert live.fingerprint is not None
-        prefix, avoid = live.prefixes[action.prompt], action.avoid | self.failing.avoided(now)
         query = RouteQuery(
-            live.fingerprint, action.tokens, action.total_tokens, action.choices, avoid, prefix, action.retained_by
+            live.fingerprint,
+            action.tokens,
+            action.total_tokens,
+            action.choices,
+            action.avoid | self.failing.avoided(now),
+            self.cached_tokens(live, action.prompt, now),
+            self._tie(live, action.prompt),
+            action.retained_by,
         )
         return self._pick(query, policy)
 
     def _pick(self, query: RouteQuery, policy: RoutePolicy) -> Route | Problem:
-        return pick(query, self._table.views(), policy, self._affinity, self._dice.random())
+        return pick(query, self._table.views(), policy)
 
     def is_superseded(self, live: LiveRequest, policy: RoutePolicy) -> bool:
         """Return whether the request's revision cannot be served any more, but another one of its model can."""
         others = revisions(self._table.views(), live.request.options.model, policy)
         return bool(others) and live.fingerprint not in others
 
-    def cached_tokens(self, prefix: tuple[bytes, ...]) -> int:
-        """Tokens of a prompt's beginning that were sent to some worker before."""
-        return self._affinity.seen_tokens(prefix)
+    def cached_tokens(self, live: LiveRequest, prompt: int, now: float) -> Mapping[bytes, int]:
+        """Tokens of the prompt's beginning that each worker has cached, by epoch: as it announced, or because a prompt
+        with that beginning was just sent there."""
+        known = live.cached.get(prompt)
+        if known is not None and now - known[0] < FRESH_S:
+            return known[1]
+        assert live.fingerprint is not None
+        places, tokens = live.places[prompt], dict[bytes, int]()
+        for block_tokens in self._table.block_sizes(live.fingerprint):
+            names = places.names(block_tokens)
+            for lengths in (self._table.cached.longest(names), self._sent.longest(names, block_tokens, now)):
+                for epoch, blocks in lengths.items():
+                    tokens[epoch] = max(tokens.get(epoch, 0), blocks * block_tokens)
+        live.cached[prompt] = now, tokens
+        return tokens
 
-    def record(self, route: Route, prefix: tuple[bytes, ...]) -> None:
-        """Remember that a run with this prefix was sent to these workers."""
-        self._affinity.record([epoch for epoch in (route.prefill, route.decode) if epoch is not None], prefix)
+    def places(self, live: LiveRequest, prompt: int) -> Iterator[tuple[bytes, int]]:
+        """(name, tokens up to it) of the prompt's places, the longest first."""
+        assert live.fingerprint is not None
+        for block_tokens in self._table.block_sizes(live.fingerprint)[:1]:
+            names = live.places[prompt].names(block_tokens)
+            for end in range(len(names), 0, -PLACE_BYTES):
+                yield names[end - PLACE_BYTES : end], end // PLACE_BYTES * block_tokens
+
+    def record(self, live: LiveRequest, action: PickRoute, route: Route, now: float) -> None:
+        """Remember that a run was sent to these workers."""
+        sent = []
+        for epoch in (route.prefill, route.decode):
+            if epoch is not None and (worker := self._table.get(epoch)) is not None:
+                block_tokens = worker.hello.block_tokens
+                sent.append((epoch, block_tokens, live.places[action.prompt].names(block_tokens)))
+        self._sent.record(action.run, sent, now)
+        live.cached.pop(action.prompt, None)
+
+    def settle(self, runs: Iterable[bytes], now: float) -> None:
+        """These runs have their first tokens, or ended: their workers announce what they hold of them."""
+        for run in runs:
+            self._sent.settle(run, now)
+
+    def _tie(self, live: LiveRequest, prompt: int) -> int:
+        """The number by which equal workers are told apart: of the session that the client names, else of the prompt's
+        whole context."""
+        assert live.fingerprint is not None
+        if live.session is not None:
+            return live.session
+        sizes = self._table.block_sizes(live.fingerprint)
+        names = live.places[prompt].names(sizes[0]) if sizes else b""
+        return int.from_bytes(names[-PLACE_BYTES:], "little") if names else self._dice.getrandbits(64)

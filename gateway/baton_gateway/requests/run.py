@@ -13,7 +13,7 @@ from baton_gateway.requests.request_events import Arrived, LifeRules, Prompt, Se
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_gateway.workers.route import Route
 from baton_wire.messages.gateway_link import Prefill, Reserve, Retarget
-from baton_wire.messages.values import PeerRef, Reason, TokenEntry, pack_ids
+from baton_wire.messages.values import MAX_CONTEXT_TOKENS, PeerRef, Reason, TokenEntry, pack_ids
 
 LEAST_S = 0.001
 """Workers need a positive time left; the gateway itself ends a request whose deadline has passed."""
@@ -141,12 +141,14 @@ def start_legs(  # noqa: PLR0913 - one call site; the run's machine owns each of
     tokens = prompt.packed + pack_ids(forced)
     choices = tuple(sorted(choice % n for choice in run.choices))
     what = (tokens, prompt.num_tokens, choices, prompt.sampling, max(left_s, LEAST_S), prompt.salt)
-    reserve, missing = Reserve(run.request, run.attempt, *what, route.prefill, flow, tpot_s), route.missing_tokens
+    missing = None if route.missing_tokens is None else min(route.missing_tokens, MAX_CONTEXT_TOKENS)
     if route.prefill is None or route.decode_address is None:
+        reserve = Reserve(run.request, run.attempt, *what, None, flow, tpot_s, missing)
         return [Send(route.decode, reserve, missing)]
+    reserve = Reserve(run.request, run.attempt, *what, route.prefill, flow, tpot_s)
     decode = PeerRef(route.decode_address, route.decode)
-    prefill = Prefill(run.request, run.attempt, *what, decode, flow)
-    return [Send(route.decode, reserve), Send(route.prefill, prefill, missing)]
+    prefill = Prefill(run.request, run.attempt, *what, decode, flow, missing)
+    return [Send(route.decode, reserve, route.received_tokens), Send(route.prefill, prefill, missing)]
 
 
 def retarget(run: Run, route: Route, left_s: float) -> Send:

@@ -12,10 +12,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from baton_gateway.text.revision_text import TextModel
+from baton_gateway.workers.cached_places import CachedPlacesBook
 from baton_gateway.workers.request_limits import BodyLimits, ModelLimits, body_limits
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.liveness import REPORT_S
-from baton_wire.messages.gateway_link import Cancel, Flip, Hello, Holding, Prefill, Reserve, Retarget, WorkerState
+from baton_wire.messages.gateway_link import (
+    AskCachedPlaces,
+    Cancel,
+    Flip,
+    Hello,
+    Holding,
+    Prefill,
+    Reserve,
+    Retarget,
+    WorkerState,
+)
 from baton_wire.messages.measures import MAX_TIMINGS, StepTiming, WorkerCondition
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.gateway_rounds import RoundPosition
@@ -28,6 +39,13 @@ LEAST_SHARE = 0.1
 """The least slope, as a share of the mean: smaller ones are noise."""
 FADING = 0.9
 """The weight of a prompt step relative to the next one."""
+VIEW_S = 0.005
+"""A view is made anew after this long: load shrinks by the clock."""
+STUCK_S = 1.0
+STUCK_TIMES = 4.0
+"""A step that takes so many times as long as prompts usually do, and a second more, may never end."""
+LOAD_S = 60.0
+"""In the load of a while, tokens that were computed this long ago count 1/e of new ones."""
 RATE_S = 2.0
 """In rates, tokens that arrived or were computed this long ago count 1/e of new ones."""
 
@@ -40,7 +58,7 @@ class LinkedWorker:
     address: Address
     """The address at which the gateway dialled it."""
     text: TextModel
-    send: Callable[[Prefill | Reserve | Retarget | Cancel | Flip | Holding], bool]
+    send: Callable[[Prefill | Reserve | Retarget | Cancel | Flip | Holding | AskCachedPlaces], bool]
     """Queue a message; False when the link is gone."""
     clock: Callable[[], float] = time.monotonic
     state: WorkerState | None = None
@@ -79,6 +97,14 @@ class LinkedWorker:
     followed_s: float = 0.0
     """How long its rates have been tracked, until the latest report."""
     reported_s: float | None = None
+    seed: int = 0
+    """A number of its own, for draws: the same in all gateway processes."""
+    lately_tokens: float = 0.0
+    """Prompt tokens that it computed or was sent until the latest report, decayed more slowly than those below."""
+    fingerprint: PairFingerprint | None = None
+    """That of its Hello, the same object for all workers of a revision; None: it is in no table."""
+    _view: WorkerView | None = None
+    _viewed_s: float = 0.0
     computed_tokens: float = 0.0
     """Prompt tokens that it computed until the latest report, by its reports; older ones decayed."""
     came_tokens: float = 0.0
@@ -109,6 +135,7 @@ class LinkedWorker:
         return timings
 
     def record_report(self, state: WorkerState) -> None:
+        self._view = None
         before, self.state = self.state, state
         if state.flip >= self.reported_flip:
             self.reported_role, self.reported_flip = state.role, state.flip
@@ -148,6 +175,7 @@ class LinkedWorker:
         half = math.exp(-took_s / RATE_S / 2)  # work in between happened in the middle, on average
         self.computed_tokens = half * (half * self.computed_tokens + computed)
         self.came_tokens = half * (half * self.came_tokens + self.sent_prompts)
+        self.lately_tokens = math.exp(-took_s / LOAD_S) * self.lately_tokens + max(computed, self.sent_prompts)
 
     def turn_in_s(self, workers: int) -> float | None:
         """Seconds until it is this gateway's turn to send held prompts to one of `workers`, by this worker's report
@@ -160,6 +188,7 @@ class LinkedWorker:
 
     def record_sent(self, tokens: int, sequences: int = 1, *, is_computed: bool = True) -> None:
         """Count a message sent to it. `is_computed`: it computes these tokens; else it receives their KV."""
+        self._view = None
         self.sent_sequences += sequences
         self.sent_tokens += tokens
         self.sent_prompts += tokens if is_computed else 0
@@ -213,6 +242,13 @@ class LinkedWorker:
             return state.waiting_tokens + int(left_s / token_s)
         return max(0, state.waiting_tokens - int(min(-left_s, REPORT_S) / token_s))
 
+    def _is_stuck(self, state: WorkerState) -> bool:
+        """Return whether its step has taken far longer than it should; False while that is unknown."""
+        token_s = self.token_s
+        if not state.computing_tokens or token_s is None:
+            return False
+        return self.clock() - self.computing_since_s > STUCK_S + STUCK_TIMES * token_s * state.computing_tokens
+
     def _waiting(self, state: WorkerState) -> int:
         """Requests that wait by the last report, and those sent since that find no slot."""
         if state.waiting:
@@ -220,6 +256,14 @@ class LinkedWorker:
         return max(0, state.running + self.sent_sequences - self.hello.max_sequences)
 
     def view(self) -> WorkerView:
+        """The worker as routing sees it: as of a few milliseconds ago, if nothing was reported or sent since."""
+        now, view = self.clock(), self._view
+        if view is None or now - self._viewed_s >= VIEW_S or view.is_suspect is not self.is_suspect:
+            view, self._viewed_s = self._make_view(), now
+            self._view = view
+        return view
+
+    def _make_view(self) -> WorkerView:
         hello, state = self.hello, self.state
         left = 0 if state is None else self._left(state)
         pair = None if hello.pair_port is None else Address(self.address.host, hello.pair_port)
@@ -227,7 +271,7 @@ class LinkedWorker:
             epoch=hello.epoch,
             role=self.role,
             served_name=hello.served_name,
-            fingerprint=hello.fingerprint,
+            fingerprint=self.fingerprint or hello.fingerprint,
             pair_address=pair,
             max_context_tokens=hello.max_context_tokens,
             max_choices=hello.max_choices,
@@ -250,6 +294,9 @@ class LinkedWorker:
             rows=self.rows,
             keeps_answers=hello.keeps_answers,
             gateways=1 if state is None else state.gateways,
+            seed=self.seed,
+            lately_tokens_s=self.lately_tokens / LOAD_S,
+            is_stuck=state is not None and self._is_stuck(state),
             is_draining=state is not None and state.draining,
             is_suspect=self.is_suspect,
         )
@@ -262,6 +309,8 @@ class WorkerTable:
     _workers: dict[bytes, LinkedWorker] = field(default_factory=dict)
     settled_s: float = 0.0
     """Until then an empty table proves nothing: a gateway that has just started has not tried all its workers yet."""
+    cached: CachedPlacesBook = field(default_factory=CachedPlacesBook)
+    """What the workers announced of their prefix caches."""
     body_limits: BodyLimits = field(default_factory=lambda: body_limits(None, None))
     """The limits of a request's body, by the most that any linked worker takes."""
 
@@ -270,11 +319,16 @@ class WorkerTable:
         if worker.hello.epoch in self._workers:
             return False
         self._workers[worker.hello.epoch] = worker
+        self.cached.begin(worker.hello.epoch)
+        fingerprint = worker.hello.fingerprint
+        worker.fingerprint = next((other.fingerprint for other in self._of(fingerprint)), None) or fingerprint
+        worker.seed = int.from_bytes(worker.hello.epoch[:8], "little")
         self._limit_bodies()
         return True
 
     def remove(self, epoch: bytes) -> None:
         self._workers.pop(epoch, None)
+        self.cached.end(epoch)
         self._limit_bodies()
 
     def _limit_bodies(self) -> None:
@@ -298,6 +352,10 @@ class WorkerTable:
 
     def views(self) -> list[WorkerView]:
         return [worker.view() for worker in self._workers.values()]
+
+    def block_sizes(self, fingerprint: PairFingerprint) -> list[int]:
+        """The sizes of blocks, in tokens, that the revision's workers have."""
+        return sorted({worker.hello.block_tokens for worker in self._of(fingerprint)})
 
     def served_names(self) -> list[str]:
         return sorted({worker.hello.served_name for worker in self._workers.values()})

@@ -1,28 +1,41 @@
-"""Chooses the workers of a run: filter → score → pick over a snapshot of the linked workers. Pure; ties are broken by a
-passed-in draw.
+"""Chooses the workers of a run: filter → score → pick over a snapshot of the linked workers. Pure.
 
 Workers fit when their pair fingerprints are equal; a request is bound to one fingerprint (its *revision*) before it is
-tokenised and never leaves it. Load is what the worker last reported plus what was sent to it since. A prefix that a
-worker probably still holds counts as tokens saved.
+tokenised and never leaves it. Load is what the worker last reported plus what was sent to it since. What a worker has
+cached of the prompt, by its own announcements, counts as tokens saved (`baton_wire.rules.worker_choice`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
-from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.pool_load import prompt_token_s, view_prefill_side
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placement, choose_placement
+from baton_wire.rules.worker_choice import MISSING_WEIGHT, SEQUENCE_TOKENS, WorkerOption, choose_worker
 
+MOVED_TOKENS = 1_024
+"""A session has moved if at least so many of its tokens, and half of what is cached, are computed again for it."""
 FOR_PROMPTS = 0.125
 """The share of a prefill worker's slots that is reserved for prompts; answers never take it."""
-SEQUENCE_COST_TOKENS = 64
-"""One more sequence on a decode worker weighs as much as this many prompt tokens that it would have to receive."""
+
+
+class MoveReason(enum.StrEnum):
+    """Why a session does not go to the worker that has its context cached."""
+
+    BUSY = "busy"
+    """Other tokens wait there for longer than computing its context elsewhere takes."""
+    FULL = "full"
+    """That worker has no room."""
+    FAILED = "failed"
+    """That worker failed it or others, or its step does not end."""
+    LEAVING = "leaving"
+    """That worker drains or is silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,12 @@ class Route:
     """`decode` is a prefill worker, where other prompts are queued."""
     missing_tokens: int | None = None
     """Tokens of the prompt that its worker probably has not cached; None: unknown, so all of them."""
+    received_tokens: int | None = None
+    """Tokens whose KV `decode` receives from `prefill`; None: unknown, so all of the prompt's."""
+    best_cached_tokens: int = 0
+    """Tokens of the prompt that some worker of the revision has cached, the most that any has."""
+    moved: MoveReason | None = None
+    """Why the prompt is not computed where most of it is cached; None: it is, or little is cached anywhere."""
 
     @property
     def is_decode_local(self) -> bool:
@@ -55,8 +74,10 @@ class RouteQuery:
     total_tokens: int
     choices: int
     avoid: frozenset[bytes]
-    prefix: tuple[bytes, ...] = ()
-    """Chained hashes of the prompt's beginning, shortest first (see `affinity`)."""
+    cached: Mapping[bytes, int] = field(default_factory=dict)
+    """Tokens of the prompt that each worker has cached, by epoch; those of a worker that is not listed: none."""
+    tie: int = 0
+    """A number of the prompt's whole context or of its session, by which equal workers are told apart."""
     retained_by: bytes | None = None
     """The prefill worker that retains the run's KV."""
 
@@ -84,53 +105,88 @@ def revisions(workers: Sequence[WorkerView], served_name: str, policy: RoutePoli
     return counts
 
 
-def pick(
-    query: RouteQuery, workers: Sequence[WorkerView], policy: RoutePolicy, affinity: PrefixAffinity, draw: float
-) -> Route | Problem:
-    """Choose the pair for a run. `draw` in [0, 1) breaks ties."""
-    fitting = [worker for worker in workers if worker.fingerprint == query.fingerprint and worker.is_usable]
-    large = [worker for worker in fitting if _can_hold(worker, query)]
-    decode = _best([worker for worker in large if worker.role is Role.DECODE], query, affinity, draw)
-    prefill = _best([worker for worker in large if worker.role is Role.PREFILL], query, affinity, draw)
-    retaining = next((worker for worker in workers if worker.epoch == query.retained_by), None)
+def pick(query: RouteQuery, workers: Sequence[WorkerView], policy: RoutePolicy) -> Route | Problem:
+    """Choose the pair for a run."""
+    route = _pick_pair(query, workers, policy)
+    if not query.cached or isinstance(route, Problem):
+        return route
+    moved = _find_move(query, route.prefill or route.decode, workers)
+    return replace(route, best_cached_tokens=min(query.tokens, max(query.cached.values())), moved=moved)
+
+
+def _find_move(query: RouteQuery, chosen: bytes, workers: Sequence[WorkerView]) -> MoveReason | None:
+    """Why the prompt is not computed at the worker of the same role that has most of it cached."""
+    role = next(worker.role for worker in workers if worker.epoch == chosen)
+    same = [worker for worker in workers if worker.role is role and worker.epoch in query.cached]
+    home = max(same, key=lambda worker: query.cached[worker.epoch], default=None)
+    if home is None or home.epoch == chosen:
+        return None
+    most, there = min(query.cached[home.epoch], query.tokens), query.cached.get(chosen, 0)
+    if most - there < max(MOVED_TOKENS, most // 2) or 2 * most < query.tokens:
+        return None
+    if not home.is_usable:
+        return MoveReason.LEAVING
+    option = _option(home, query)
+    if option.is_last_resort:
+        return MoveReason.FAILED
+    return MoveReason.FULL if option.is_full else MoveReason.BUSY
+
+
+def _pick_pair(query: RouteQuery, workers: Sequence[WorkerView], policy: RoutePolicy) -> Route | Problem:
+    own = query.fingerprint
+    fitting = [
+        worker for worker in workers if worker.is_usable and (worker.fingerprint is own or worker.fingerprint == own)
+    ]
+    decoding = [worker for worker in fitting if worker.role is Role.DECODE]
+    decode = _best_that_holds(decoding, query)
+    prefill = _best_that_holds([worker for worker in fitting if worker.role is Role.PREFILL], query)
+    retaining = None
+    if query.retained_by is not None:
+        retaining = next((worker for worker in workers if worker.epoch == query.retained_by), None)
     if retaining is not None and not retaining.is_suspect:  # also if it drains; never to itself, if it has flipped
-        others = [worker for worker in large if worker.role is Role.DECODE and worker is not retaining]
-        if (target := _best(others, query, affinity, draw)) is not None:
+        others = [worker for worker in decoding if worker is not retaining]
+        if (target := _best_that_holds(others, query)) is not None:
             return Route(retaining.epoch, target.epoch, target.pair_address)
     if decode is not None and policy.disaggregate and prefill is not None:
-        missing = _missing(prefill, query, affinity)
+        missing = _missing(prefill, query)
         own_s = missing * prompt_token_s(prefill, fitting)
-        match _place(query, prefill, decode, affinity, policy.targets):
+        match _place(query, prefill, decode, policy.targets):
             case Placement.DECODE_LOCAL:
-                return _local(decode, query, affinity)
+                return _local(decode, query)
             case Placement.PREFILL_LOCAL:
                 return Route(None, prefill.epoch, None, own_s, is_prefill_local=True, missing_tokens=missing)
             case Placement.DISAGGREGATED:
-                return Route(prefill.epoch, decode.epoch, decode.pair_address, own_s, missing_tokens=missing)
+                received = _missing(decode, query)
+                return Route(
+                    prefill.epoch,
+                    decode.epoch,
+                    decode.pair_address,
+                    own_s,
+                    missing_tokens=missing,
+                    received_tokens=received,
+                )
     if decode is not None and _may_go_local(policy):
-        return _local(decode, query, affinity)
+        return _local(decode, query)
     if decode is None and prefill is not None and _can_decode(prefill, query):
-        return _local(prefill, query, affinity)
-    if _would_fit_if_larger(fitting, large):
+        return _local(prefill, query)
+    if _would_fit_if_larger(fitting, query):
         return errors.too_long_for_workers()
     return errors.no_workers()
 
 
-def _place(
-    query: RouteQuery, prefill: WorkerView, decode: WorkerView, affinity: PrefixAffinity, targets: LatencyTargets | None
-) -> Placement:
+def _place(query: RouteQuery, prefill: WorkerView, decode: WorkerView, targets: LatencyTargets | None) -> Placement:
     """Where the prompt is computed and its answer decoded. Without targets every prompt is disaggregated."""
     if targets is None:
         return Placement.DISAGGREGATED
     may_decode, has_slot = _may_decode(prefill, query), _has_slot(prefill, query)
-    missing = _missing(prefill, query, affinity)
+    missing, here = _missing(prefill, query), _missing(decode, query)
     prefill_side = view_prefill_side(prefill, missing, may_decode=may_decode, has_slot=has_slot)
     decode_side = DecodeSide(
         rows=decode.load_sequences,
         base_s=decode.rows_s,
         token_s=decode.piece_token_s,
         queued_tokens=decode.prompt_tokens,
-        missing_tokens=_missing(decode, query, affinity),
+        missing_tokens=here + (MISSING_WEIGHT - 1) * max(0, here - missing),
         coming_tokens_s=decode.coming_tokens_s,
         least_s=decode.least_rows_s,
         has_slot=decode.load_sequences < decode.max_sequences,
@@ -138,8 +194,8 @@ def _place(
     return choose_placement(prefill_side, decode_side, targets)
 
 
-def _local(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> Route:
-    return Route(None, worker.epoch, None, missing_tokens=_missing(worker, query, affinity))
+def _local(worker: WorkerView, query: RouteQuery) -> Route:
+    return Route(None, worker.epoch, None, missing_tokens=_missing(worker, query))
 
 
 def _can_decode(prefill: WorkerView, query: RouteQuery) -> bool:
@@ -159,9 +215,9 @@ def _has_slot(prefill: WorkerView, query: RouteQuery) -> bool:
     return _can_decode(prefill, query) and taken <= (1.0 - FOR_PROMPTS) * prefill.max_sequences and has_blocks
 
 
-def _missing(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> int:
+def _missing(worker: WorkerView, query: RouteQuery) -> int:
     """Tokens of the prompt that the worker would have to compute; at least one."""
-    return max(1, query.tokens - min(query.tokens, affinity.known_tokens(worker.epoch, query.prefix)))
+    return max(1, query.tokens - query.cached.get(worker.epoch, 0))
 
 
 def _may_go_local(policy: RoutePolicy) -> bool:
@@ -174,27 +230,66 @@ def _can_hold(worker: WorkerView, query: RouteQuery) -> bool:
     return tokens <= worker.max_context_tokens and query.choices <= worker.max_choices and blocks <= worker.blocks_total
 
 
-def _would_fit_if_larger(fitting: Sequence[WorkerView], large: Sequence[WorkerView]) -> bool:
+def _would_fit_if_larger(fitting: Sequence[WorkerView], query: RouteQuery) -> bool:
     """Return whether both roles have workers, but one role has only workers that are too small."""
     roles = {worker.role for worker in fitting}
-    return roles == {Role.PREFILL, Role.DECODE} and {worker.role for worker in large} != roles
+    return roles == {Role.PREFILL, Role.DECODE} and {one.role for one in fitting if _can_hold(one, query)} != roles
 
 
-def _best(workers: Sequence[WorkerView], query: RouteQuery, affinity: PrefixAffinity, draw: float) -> WorkerView | None:
-    if not workers:
-        return None
-    scores = [(_score(worker, query, affinity), place) for place, worker in enumerate(workers)]
-    best = min(score for score, _ in scores)
-    equal = [place for score, place in scores if score == best]
-    return workers[equal[int(draw * len(equal))]]
+def _best_that_holds(workers: Sequence[WorkerView], query: RouteQuery) -> WorkerView | None:
+    """The worker that takes the prompt, of those that are large enough; usually all are."""
+    best = _best(workers, query)
+    if best is None or _can_hold(best, query):
+        return best
+    return _best([worker for worker in workers if _can_hold(worker, query)], query)
 
 
-def _score(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> tuple[bool, bool, float]:
-    """(avoided, full, work until this run is served): smaller is better."""
-    missing = query.tokens - min(query.tokens, affinity.known_tokens(worker.epoch, query.prefix))
-    blocks = -(-missing // worker.block_tokens)
-    is_full = worker.blocks_free is not None and worker.blocks_free < blocks
-    if worker.role is Role.DECODE and worker.load_sequences + query.choices > worker.max_sequences:
-        is_full = True  # it waits until a whole answer ends, however much of its prompt is cached
-    sequences = worker.load_sequences * SEQUENCE_COST_TOKENS if worker.role is Role.DECODE else 0
-    return worker.epoch in query.avoid, is_full, float(worker.load_tokens + missing + sequences)
+def _best(workers: Sequence[WorkerView], query: RouteQuery) -> WorkerView | None:
+    """The worker that takes the prompt. Of those that have nothing of it cached only the least loaded come into
+    question: a gateway may have hundreds of workers, and decides for every request."""
+    candidates, least, equal = [], None, []
+    special, tokens, choices = query.cached.keys() | query.avoid, query.tokens, query.choices
+    for worker in workers:
+        free = worker.blocks_free
+        if free is None or worker.is_stuck or worker.epoch in special:
+            candidates.append(worker)
+            continue
+        block_tokens, load = worker.block_tokens, worker.load_tokens + int(worker.lately_tokens_s)
+        is_full = free * block_tokens < tokens
+        if worker.role is Role.DECODE:  # as in `_option`
+            sequences = worker.load_sequences
+            load += (worker.blocks_total - free) * block_tokens + SEQUENCE_TOKENS * sequences
+            is_full = is_full or sequences + choices > worker.max_sequences
+        if least is None or (is_full, load) < least:
+            least, equal = (is_full, load), [worker]
+        elif (is_full, load) == least:
+            equal.append(worker)
+    candidates += equal
+    return candidates[choose_worker([_option(one, query) for one in candidates], query.tie)] if candidates else None
+
+
+def _has_slots(worker: WorkerView, query: RouteQuery) -> bool:
+    """False for a decode worker where the run waits until an answer ends, however much of its prompt is cached."""
+    return worker.role is not Role.DECODE or worker.load_sequences + query.choices <= worker.max_sequences
+
+
+def _queued_tokens(worker: WorkerView) -> int:
+    return worker.load_tokens + (worker.held_tokens if worker.role is Role.DECODE else 0)
+
+
+def _sequences(worker: WorkerView) -> int:
+    return worker.load_sequences if worker.role is Role.DECODE else 0
+
+
+def _option(worker: WorkerView, query: RouteQuery) -> WorkerOption:
+    missing = max(0, query.tokens - query.cached.get(worker.epoch, 0))
+    has_room = worker.blocks_free is None or worker.blocks_free * worker.block_tokens >= missing
+    return WorkerOption(
+        missing,
+        _queued_tokens(worker),
+        _sequences(worker),
+        worker.lately_tokens_s,
+        worker.seed,
+        worker.epoch in query.avoid or worker.is_stuck,
+        not has_room or not _has_slots(worker, query),
+    )

@@ -55,6 +55,17 @@ class WorkerView:
     """Prompt tokens a second that arrive to be computed."""
     gateways: int = 1
     """Gateway processes that send to it, as it reported."""
+    lately_tokens_s: float = 0.0
+    """Prompt tokens a second that it computed in the last minute."""
+    seed: int = 0
+    """A number of its own, for draws."""
+    is_stuck: bool = False
+    """Its step takes much longer than its steps do: it gets prompts only where there is no other."""
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of KV that its sequences need; cached ones without a sequence are left out. 0 until it reports."""
+        return 0 if self.blocks_free is None else (self.blocks_total - self.blocks_free) * self.block_tokens
 
     @property
     def is_usable(self) -> bool:

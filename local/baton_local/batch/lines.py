@@ -162,6 +162,18 @@ def _answer(id_: str, custom_id: str | None, status: int, body: bytes, error: di
     return msgspec.json.encode(fields) + b"\n"
 
 
+def refusal_text(line: bytes) -> str:
+    """The request of an answer that refuses it, and why, in words.
+
+    >>> refusal_text(answer_line("a", 400, b'{"error": {"message": "no such field"}}'))
+    'a: no such field'
+    """
+    answer = msgspec.json.decode(line)
+    body, error = (answer.get("response") or {}).get("body") or {}, answer.get("error") or {}
+    message = (body.get("error") or {}).get("message") or error.get("message") or "refused"
+    return f"{answer.get('custom_id') or 'a line'}: {message}"
+
+
 class _Response(msgspec.Struct):
     request_id: str
     body: msgspec.Raw

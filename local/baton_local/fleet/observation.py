@@ -59,6 +59,15 @@ class ObservedWorker(msgspec.Struct, frozen=True):
     transfer: Transfer
 
 
+class ObservedCacheUse(msgspec.Struct, frozen=True):
+    """How much of what workers had cached of the prompts was found, by the gateway's count."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    cacheable_tokens: int
+    moved_sessions: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayState:
     """The state of all gateway processes together; empty when none answers."""
@@ -71,6 +80,8 @@ class GatewayState:
     ttft_minute: Sketch = field(default_factory=Sketch)
     """In the last minute, like `tpot_minute`."""
     tpot_minute: Sketch = field(default_factory=Sketch)
+    cache: ObservedCacheUse | None = None
+    """None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +113,7 @@ def _gateway_state(gateway: ProcessRecord | None) -> GatewayState:
     state = msgspec.convert(raw, _GatewayPage)
     links = {worker.address: worker.state for worker in state.workers}
     ttft, tpot = state.latency.get("ttft"), state.latency.get("tpot")
-    return GatewayState(links, _whole(ttft), _whole(tpot), _minute(ttft), _minute(tpot))
+    return GatewayState(links, _whole(ttft), _whole(tpot), _minute(ttft), _minute(tpot), state.cache)
 
 
 class _LinkedWorker(msgspec.Struct, frozen=True):
@@ -129,6 +140,7 @@ class _GatewayPage(msgspec.Struct, frozen=True):
 
     workers: tuple[_LinkedWorker, ...]
     latency: dict[str, _Latency]
+    cache: ObservedCacheUse | None = None
 
 
 def _minute(latency: _Latency | None) -> Sketch:

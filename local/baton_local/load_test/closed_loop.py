@@ -10,22 +10,7 @@ from dataclasses import dataclass
 
 from baton_local.client import Answer
 from baton_simulate.sessions.session_load import SessionLoad, SessionTurn
-
-
-@dataclass(frozen=True, slots=True)
-class LoopLimits:
-    """How many sessions and requests run at once; None: all that are due."""
-
-    users: int | None = None
-    """Sessions at once. The next one begins when one has ended."""
-    in_flight: int | None = None
-    """Requests at once, of all sessions; the others wait in order."""
-    think_scale: float = 1.0
-    """Factor for think times and pauses."""
-    time_scale: float = 1.0
-    """Factor for the times before which turns are not sent."""
-    duration_s: float | None = None
-    """Turns that are due later are not sent."""
+from baton_simulate.sessions.turn_order import LoopLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +38,17 @@ async def closed_loop(
     users = None if limits.users is None else asyncio.Semaphore(limits.users)
     slots = None if limits.in_flight is None else asyncio.Semaphore(limits.in_flight)
     answers: list[TurnAnswer] = []
+    left_out: set[int] = set()
 
     async def run_turn(place: int, turn: SessionTurn) -> None:
         for earlier in turn.after:
             await ended[earlier].wait()
         now_s = time.monotonic() - began_s
         due_s = max(turn.at_s * limits.time_scale, now_s + turn.think_s * limits.think_scale)
-        if limits.duration_s is None or due_s <= limits.duration_s:
+        is_late = limits.duration_s is not None and due_s > limits.duration_s
+        if is_late or not left_out.isdisjoint(turn.after):
+            left_out.add(place)
+        else:
             await asyncio.sleep(due_s - now_s)
             async with AsyncExitStack() as stack:
                 if slots is not None:

@@ -55,7 +55,7 @@ def session_figures(runs: Sequence[SessionRun]) -> SessionFigures:
     ]
     whole = [(turn, answer, ideal) for turn, answer, ideal in turns if answer.end is AnswerEnd.WHOLE]
     counted = [(cached, ideal) for _, answer, ideal in whole if (cached := answer.cached_tokens) is not None]
-    found, findable = sum(cached for cached, _ in counted), sum(ideal for _, ideal in counted)
+    cached_tokens, findable = sum(cached for cached, _ in counted), sum(ideal for _, ideal in counted)
     speeds = sorted(speed for _, answer, _ in whole if (speed := _interactivity(answer)) is not None)
     begun = [(turn, answer.ttft_s) for turn, answer, _ in whole if answer.times_s]
     return SessionFigures(
@@ -63,8 +63,8 @@ def session_figures(runs: Sequence[SessionRun]) -> SessionFigures:
         turns=len(turns),
         planned_prompt_tokens=sum(turn.prompt_tokens for turn, _, _ in turns),
         ideal_cached_tokens=sum(ideal for _, _, ideal in turns),
-        cached_tokens=found if counted else None,
-        cached_of_ideal=found / findable if findable else None,
+        cached_tokens=cached_tokens if counted else None,
+        cached_of_ideal=cached_tokens / findable if findable else None,
         interactivity_p50=_reached(speeds, 0.5),
         interactivity_p90=_reached(speeds, 0.9),
         first_turns_ttft_s=latency([ttft_s for turn, ttft_s in begun if not turn.after]),

@@ -44,7 +44,7 @@ class _Generator:
         sent = [self._add(SessionTurn(session, first, _output(shape, dice), at_s=start_s))]
         for _ in range(shape.turns.draw_tokens(dice) - 1):
             last = dice.choice(sent) if dice.random() < shape.branch_share else sent[-1]
-            after = (sent[-1].place,)  # a person goes back only after having read the last answer
+            after: tuple[int, ...] = (sent[-1].place,)  # a person goes back only after having read the last answer
             if dice.random() < shape.agent_share:
                 after = self._add_agents(session, last, dice) or after
             sent.append(self._add_next(session, last, after, dice))

@@ -25,7 +25,7 @@ class SessionTurn:
     think_s: float = 0.0
     """Time from the end of those turns until this one is sent: a person's, or a tool's."""
     at_s: float = 0.0
-    """It is not sent before this time of the load."""
+    """Earliest time of the load at which it is sent."""
 
     @property
     def prompt_tokens(self) -> int:

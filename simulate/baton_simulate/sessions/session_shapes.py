@@ -11,7 +11,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class LogUniform:
-    """A log-uniform distribution from `low` to `high`, or 0 where both are."""
+    """A log-uniform distribution from `low` to `high`; the number itself where both are equal."""
 
     low: float
     high: float
@@ -31,7 +31,7 @@ def fixed(value: float) -> LogUniform:
 
 @dataclass(frozen=True, slots=True)
 class SessionShape:
-    """What sessions look like. Tokens of a turn come on top of the prompt and the answer of the turn before."""
+    """The lengths, turns and pauses of sessions. A turn's tokens follow the prompt and answer before."""
 
     sessions: int
     turns: LogUniform

@@ -10,6 +10,7 @@ from types import ModuleType
 from baton_control.sizing.decision import (
     accelerator_choice,
     backtest,
+    cache_floor,
     capacity,
     demand,
     forecast,
@@ -46,6 +47,6 @@ def test_the_table_has_every_constant_with_its_value() -> None:
         for constant in fields(SizingSpec)
         if constant.default is not MISSING and type(constant.default) in (int, float)
     }
-    modules = (demand, backtest, forecast, pool_sizer, capacity, accelerator_choice)
+    modules = (demand, backtest, forecast, pool_sizer, capacity, accelerator_choice, cache_floor)
     expected = spec | {name: value for module in modules for name, value in of(module).items()}
     assert read_table() == expected

@@ -8,11 +8,13 @@ import pytest
 
 from baton_control.sizing.decision.budget import cut_to_budget
 from baton_control.sizing.decision.slo import SloDecision, size
+from baton_control.sizing.inputs.context_use import ContextUse
 from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES, Interval, SizingMemory, restore, save
 from baton_control.sizing.inputs.observations import Arrivals, Known, MeasuredArrivals, ProvenZero, Unknown
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import Bounds, Schedule, SizingSpec
-from baton_testing.sizing.builders import PerWorker, seen, spec
+from baton_testing.sizing.builders import ROUND_WORKER, PerWorker, seen, spec
+from baton_wire.messages.measures import NUM_WINDOWS
 from baton_wire.messages.values import Role
 
 SHAPE = RequestShape(1000, 100)
@@ -338,3 +340,31 @@ def test_bounds_hold_whatever_is_wanted() -> None:
     walk = Walk(bounds, 2)
     walk.step(arrivals(500), 3)
     assert walk.workers == (3, 4)
+
+
+def test_a_pool_is_not_cut_below_what_its_sessions_have_cached() -> None:
+    """Five workers compute what is missing while nine hold the contexts; with five, all would be computed anew."""
+    live = 7 * ROUND_WORKER.kv_capacity_tokens
+    contexts = ContextUse(
+        *(10_000_000, 0, 9_000_000, 1_000_000, (5_000_000,) * 3 + (9_000_000,) * 9, (live,) * NUM_WINDOWS)
+    )
+
+    def steps(walk: Walk, known: ContextUse | None) -> SloDecision:
+        for _ in range(60):
+            walk.now += 10.0
+            observed = replace(seen(arrivals(22), walk.workers, ProvenZero()), contexts=known)
+            decision = size(walk.spec, observed, walk.memory, walk.now, PerWorker(), epoch_s=walk.now)
+            walk.memory = decision.memory
+            walk.workers = (decision.pools[Role.PREFILL].workers, decision.pools[Role.DECODE].workers)
+        return decision
+
+    blind, informed = Walk(spec(), 12), Walk(spec(), 12)
+    steps(blind, None)
+    decision = steps(informed, contexts)
+    assert blind.workers[0] < 7
+    assert informed.workers[0] == 9, "with some room, since each stop empties a cache"
+    assert informed.workers[1] == blind.workers[1], "decode workers are not asked for"
+    assert "its KV holds the" in decision.pools[Role.PREFILL].reason
+    grown = Walk(spec(), 2)
+    steps(grown, contexts)
+    assert grown.workers[0] == 8

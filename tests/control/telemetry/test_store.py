@@ -13,8 +13,10 @@ from baton_operator.gateway_telemetry import GatewayTelemetry
 from baton_operator.schema.status import LaneStatus
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.measures import (
+    NUM_WINDOWS,
     ArrivalCounts,
     Backlog,
+    ContextCounts,
     Lanes,
     RequestLengths,
     Served,
@@ -368,3 +370,26 @@ def test_a_start_that_took_longer_than_a_day_is_not_believed() -> None:
         liar = worker(bytes([number]), Role.PREFILL, startup_s=startup_s)
         store.add_summary(ONE, summary(number, workers=(liar,)), float(number))
     assert store.startup_s(Role.PREFILL) == 9.0
+
+
+def test_contexts_of_all_gateways_add_up_while_every_one_reports() -> None:
+    def counts(prompts: int, live: int) -> ContextCounts:
+        return ContextCounts(prompts, 0, prompts, 0, (prompts,) * NUM_WINDOWS, (live,) * NUM_WINDOWS)
+
+    store = linked(ONE, TWO)
+    assert store.contexts(0.0, 2) is None
+    store.add_summary(ONE, summary(1, contexts=counts(100, 7)), 5.0)
+    store.add_summary(TWO, summary(1, contexts=counts(200, 9)), 5.0)
+    store.add_summary(ONE, summary(2, contexts=counts(300, 8)), 10.0)
+    use = store.contexts(10.0, 2)
+    assert use is not None
+    assert (use.prompt_tokens, use.live[0]) == (600, 8 + 9)
+    assert store.contexts(10.0, 3) is None, "a third one is silent"
+    store.add_summary(TWO, summary(2), 10.0)
+    assert store.contexts(10.0, 2) is None, "one does not count them"
+    for number in range(3, 60):
+        store.add_summary(ONE, summary(number, contexts=counts(0, 1)), 5.0 * number)
+        store.add_summary(TWO, summary(number, contexts=counts(0, 1)), 5.0 * number)
+    use = store.contexts(295.0, 2)
+    assert use is not None
+    assert (use.prompt_tokens, use.live[0]) == (0, 2), "the first minutes are forgotten"

@@ -67,12 +67,26 @@ async def test_the_number_of_links_is_shown(gateway: RunningGateway, http: aioht
 async def test_no_client_can_make_a_series(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
     before = set(await samples(gateway, http))
     for number in range(300):
-        headers = {"X-Request-Id": f"id-{number}", "User-Agent": f"agent-{number}"}
-        body = BODY | {"model": f"model-{number}", "user": f"user-{number}"}
+        headers = {"X-Request-Id": f"id-{number}", "User-Agent": f"agent-{number}", "X-Session-Id": f"session-{number}"}
+        body = BODY | {"model": f"model-{number}", "user": f"user-{number}", "prompt_cache_key": f"key-{number}"}
         async with http.post(gateway.url(CHAT), json=body, headers=headers) as got:
             assert got.status == 404
         async with http.get(gateway.url(f"/path-{number}"), headers=headers) as got:
             assert got.status == 404
-    async with http.post(gateway.url(CHAT), json=BODY) as got:
+    async with http.post(gateway.url(CHAT), json=BODY, headers={"X-Session-Id": "x" * 7_000}) as got:
         assert got.status == 200
     assert set(await samples(gateway, http)) == before
+
+
+async def test_what_was_found_of_the_cached_is_counted(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    for worker in gateway.pool.workers:
+        worker.cached_tokens = 3
+    async with http.post(gateway.url(CHAT), json=BODY) as got:
+        assert got.status == 200
+    values = await samples(gateway, http)
+    assert values["baton_gateway_cached_tokens_total"] == 3
+    assert values["baton_gateway_cacheable_tokens_total"] == 3, "more was found than was known"
+    assert values["baton_gateway_moved_sessions_total{reason=busy}"] == 0
+    report = gateway.server.report().cache
+    assert (report.cached_tokens, report.cacheable_tokens) == (3, 3)
+    assert report.prompt_tokens == values["baton_gateway_prompt_tokens_total"]

@@ -88,3 +88,10 @@ def test_the_backlog_in_tokens_is_unknown_before_any_prompt_was_seen() -> None:
     assert telemetry.backlog(0, 0, 0.0, 0).tokens == 0
     telemetry.prompt(500, 0, 10, 1)
     assert telemetry.backlog(3, 3, 1.0, 3).tokens == 1500
+
+
+def test_the_backlog_counts_what_has_to_be_computed() -> None:
+    """A session of 64k tokens that is at home for all but 6k once looked like ten requests."""
+    telemetry = LoadTelemetry()
+    telemetry.prompt(64_000, 58_000, 10, 1)
+    assert telemetry.backlog(3, 3, 1.0, 3).tokens == 18_000

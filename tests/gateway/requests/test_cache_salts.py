@@ -8,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_gateway.requests.preparing import cache_salt
-from baton_gateway.workers.affinity import STEP_TOKENS, prefix_keys
 from baton_wire.messages.values import pack_ids
-from baton_wire.rules.prefix_digests import root_digest
+from baton_wire.rules.prefix_digests import PromptPlaces, root_digest, split_places
 
-PROMPT = pack_ids(list(range(3 * STEP_TOKENS)))
+PROMPT = pack_ids(list(range(3 * 64)))
 NAMES = st.text("ab.-", max_size=64)
+
+
+def places(salt: str) -> list[bytes]:
+    return split_places(PromptPlaces(PROMPT, salt).names(64))
 
 
 def test_no_two_tenants_and_no_two_salts_have_a_beginning_in_common() -> None:
@@ -21,8 +24,9 @@ def test_no_two_tenants_and_no_two_salts_have_a_beginning_in_common() -> None:
     for one, other in combinations(clients, 2):
         first, second = cache_salt(*one), cache_salt(*other)
         assert root_digest(first) != root_digest(second)
-        assert not set(prefix_keys(PROMPT, first)) & set(prefix_keys(PROMPT, second))
-    assert prefix_keys(PROMPT, cache_salt("a", "b")) == prefix_keys(PROMPT, cache_salt("a", "b"))
+        assert not set(places(first)) & set(places(second))
+    assert places(cache_salt("a", "b")) == places(cache_salt("a", "b"))
+    assert len(places("")) == 3
 
 
 @given(st.tuples(NAMES, NAMES), st.tuples(NAMES, NAMES))

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
 from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick, revisions
 from baton_gateway.workers.worker_view import WorkerView
-from baton_wire.messages.values import Address, PairFingerprint, Role, pack_ids
+from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.prompt_placement import LatencyTargets
 
 TARGETS = LatencyTargets(ttft_s=0.5, tpot_s=0.05)
@@ -40,8 +39,7 @@ def view(role: Role, **changes: object) -> WorkerView:
 
 
 def route(prefill: WorkerView, decode: WorkerView, policy: RoutePolicy) -> Route:
-    query = RouteQuery(prefill.fingerprint, 1_000, 1_100, 1, frozenset(), prefix_keys(pack_ids(list(range(1_000))), ""))
-    chosen = pick(query, [prefill, decode], policy, PrefixAffinity(), 0.0)
+    chosen = pick(RouteQuery(prefill.fingerprint, 1_000, 1_100, 1, frozenset()), [prefill, decode], policy)
     assert isinstance(chosen, Route)
     return chosen
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from baton_gateway.errors import Problem
-from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
-from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick, revisions
+from baton_gateway.workers.route import MoveReason, Route, RoutePolicy, RouteQuery, pick, revisions
 from baton_gateway.workers.worker_view import WorkerView
-from baton_wire.messages.values import Address, PairFingerprint, Role, pack_ids
+from baton_wire.messages.values import Address, PairFingerprint, Role
 
 PRINT = PairFingerprint(1, "a" * 64, "float32", "float32", 2, 2, 8, "b" * 64, "c" * 64)
 OTHER = PairFingerprint(1, "d" * 64, "float32", "float32", 2, 2, 8, "b" * 64, "c" * 64)
 POLICY = RoutePolicy()
-
-
-def keys_of(tokens: Iterable[int], salt: str) -> tuple[bytes, ...]:
-    return prefix_keys(pack_ids(list(tokens)), salt)
 
 
 def worker(name: str, **changes: object) -> WorkerView:
@@ -37,6 +32,7 @@ def worker(name: str, **changes: object) -> WorkerView:
         blocks_total=100,
         blocks_free=100,
         max_sequences=64,
+        seed=int.from_bytes(name.encode(), "little"),
     )
     return replace(view, **changes)  # type: ignore[arg-type]
 
@@ -49,11 +45,9 @@ def choose(
     *workers: WorkerView,
     asked: RouteQuery | None = None,
     policy: RoutePolicy = POLICY,
-    affinity: PrefixAffinity | None = None,
-    draw: float = 0.0,
 ) -> str:
     """`P D` of the chosen pair, or the problem's code."""
-    route = pick(asked or query(), workers, policy, affinity or PrefixAffinity(), draw)
+    route = pick(asked or query(), workers, policy)
     if isinstance(route, Problem):
         return str(route.code)
     return f"{route.prefill.decode() if route.prefill else '-'} {route.decode.decode()}"
@@ -85,15 +79,10 @@ def test_the_pair_is_the_least_loaded_that_fits(workers: list[WorkerView], expec
 
 
 def test_a_route_says_how_long_its_prompt_takes_without_what_is_cached() -> None:
-    prefix, affinity, workers = (
-        keys_of(range(64), ""),
-        PrefixAffinity(),
-        (worker("P1", token_s=0.01), worker("D1")),
-    )
-    affinity.record([b"P1"], prefix)
-    routes = [pick(query(prefix=keys), workers, POLICY, affinity, 0.0) for keys in ((), prefix)]
+    workers = (worker("P1", token_s=0.01), worker("D1"))
+    routes = [pick(query(cached=cached), workers, POLICY) for cached in ({}, {b"P1": 64})]
     new = (worker("P1", load_tokens=9, token_s=0.02), worker("P2"), worker("D1", token_s=9.0))
-    routes.append(pick(query(), new, POLICY, PrefixAffinity(), 0.0))
+    routes.append(pick(query(), new, POLICY))
     assert [route.own_s for route in routes if isinstance(route, Route)] == pytest.approx([1.0, 0.36, 2.0])
 
 
@@ -120,66 +109,103 @@ def test_decode_workers_prefill_by_policy(policy: RoutePolicy, workers: list[str
     assert choose(*map(worker, workers), policy=policy) == expected
 
 
-def test_ties_are_broken_by_the_draw_alone() -> None:
-    workers = [worker("P1"), worker("P2"), worker("D1"), worker("D2")]
-    assert [choose(*workers, draw=draw) for draw in (0.0, 0.49, 0.5, 0.999)] == ["P1 D1", "P1 D1", "P2 D2", "P2 D2"]
+def test_equal_workers_are_told_apart_by_the_prompt_and_all_gateways_do_it_alike() -> None:
+    workers = [worker(name) for name in ("P1", "P2", "P3", "P4", "D1", "D2")]
+    chosen = [choose(*workers, asked=query(tie=tie)) for tie in range(4_000)]
+    assert chosen == [choose(*workers[::-1], asked=query(tie=tie)) for tie in range(4_000)]
+    counts = Counter(choice.split()[0] for choice in chosen)
+    assert set(counts) == {"P1", "P2", "P3", "P4"}
+    assert all(800 < count < 1_200 for count in counts.values()), counts
+    gone = [choose(*workers[1:], asked=query(tie=tie)) for tie in range(4_000)]
+    assert all(one == other for one, other in zip(chosen, gone, strict=True) if "P1" not in one)
 
 
 def test_a_prompt_goes_back_to_who_holds_its_beginning_unless_that_one_is_busy() -> None:
-    prefix = keys_of(range(1_000), "")
-    affinity = PrefixAffinity()
-    affinity.record([b"P2", b"D2"], prefix[:6])
-    asked = query(500, prefix=prefix[:7])
+    asked = query(500, cached={b"P2": 384, b"D2": 384})
     idle = [worker("P1"), worker("P2"), worker("D1"), worker("D2")]
-    assert choose(*idle, asked=asked, affinity=affinity) == "P2 D2"
-    busy = [worker("P1"), worker("P2", load_tokens=400), worker("D1"), worker("D2", load_sequences=7)]
-    assert choose(*busy, asked=asked, affinity=affinity) == "P1 D1"
+    assert choose(*idle, asked=asked) == "P2 D2"
+    busy = [worker("P1"), worker("P2", load_tokens=800), worker("D1"), worker("D2", load_sequences=13)]
+    assert choose(*busy, asked=asked) == "P1 D1"
+
+
+def test_sessions_with_a_common_beginning_never_tie_with_each_other() -> None:
+    """Each goes to where its whole context is, although all workers have the beginning."""
+    workers = [worker(name, max_context_tokens=99_999, blocks_total=9_999) for name in ("P1", "P2", "P3", "D1", "D2")]
+    head = dict.fromkeys([b"P1", b"P2", b"P3", b"D1", b"D2"], 8_192)
+    for prefill, decode in ((b"P1", b"D2"), (b"P3", b"D1")):
+        asked = query(20_000, cached=head | {prefill: 19_584, decode: 19_584})
+        assert choose(*workers, asked=asked) == f"{prefill.decode()} {decode.decode()}"
+
+
+def test_a_session_stays_until_its_wait_is_longer_than_computing_it_elsewhere() -> None:
+    large: dict[str, object] = {"max_context_tokens": 99_999, "blocks_total": 9_999, "blocks_free": 9_999}
+    asked = query(64_000, cached={b"P1": 58_000})
+    for queued, chosen, moved in ((115_999, "P1", None), (116_001, "P2", MoveReason.BUSY)):
+        workers = [worker("P1", load_tokens=queued, **large), worker("P2", **large), worker("D1", **large)]
+        route = pick(asked, workers, POLICY)
+        assert isinstance(route, Route)
+        assert (route.prefill, route.moved) == (chosen.encode(), moved)
+        assert route.best_cached_tokens == 58_000
+
+
+@pytest.mark.parametrize(
+    ("home", "avoid", "reason"),
+    [
+        ({"is_draining": True}, False, MoveReason.LEAVING),
+        ({"is_suspect": True}, False, MoveReason.LEAVING),
+        ({"is_stuck": True}, False, MoveReason.FAILED),
+        ({}, True, MoveReason.FAILED),
+        ({"blocks_free": 1}, False, MoveReason.FULL),
+        ({"load_tokens": 12_000}, False, MoveReason.BUSY),
+        ({}, False, None),
+    ],
+)
+def test_a_move_has_a_reason(home: dict[str, object], avoid: bool, reason: MoveReason | None) -> None:
+    large: dict[str, object] = {"max_context_tokens": 9_999, "blocks_total": 999, "blocks_free": 999}
+    asked = query(5_000, cached={b"P1": 4_800}, avoid=frozenset({b"P1"}) if avoid else frozenset())
+    route = pick(asked, [worker("P1", **{**large, **home}), worker("P2", **large), worker("D1", **large)], POLICY)
+    assert isinstance(route, Route)
+    assert route.moved is reason
+    assert (route.prefill == b"P1") is (reason is None)
+
+
+def test_a_new_session_that_leaves_only_its_common_beginning_has_not_moved() -> None:
+    large: dict[str, object] = {"max_context_tokens": 99_999, "blocks_total": 9_999, "blocks_free": 9_999}
+    workers = [worker("P1", load_tokens=20_000, **large), worker("P2", **large), worker("D1", **large)]
+    route = pick(query(20_000, cached={b"P1": 8_192}), workers, POLICY)
+    assert isinstance(route, Route)
+    assert (route.prefill, route.moved) == (b"P2", None)
 
 
 def test_a_prompt_waits_for_no_slot_where_its_beginning_is_while_another_worker_has_one() -> None:
-    prefix, affinity = keys_of(range(1_000), ""), PrefixAffinity()
-    affinity.record([b"P1", b"D1"], prefix)
-    asked, idle = query(900, prefix=prefix), worker("D2", load_sequences=3)
+    cached = {b"P1": 896, b"D1": 896}
+    asked, idle = query(900, cached=cached), worker("D2", load_sequences=3)
     for running, expected in ((3, "P1 D1"), (4, "P1 D2")):
         busy = worker("D1", load_sequences=running, max_sequences=4)
-        assert choose(worker("P1"), busy, idle, asked=asked, affinity=affinity) == expected
+        assert choose(worker("P1"), busy, idle, asked=asked) == expected
     for choices, expected in ((2, "P1 D1"), (3, "P1 D2")):
-        busy, wide = worker("D1", load_sequences=2, max_sequences=4), query(900, prefix=prefix, choices=choices)
-        assert choose(worker("P1"), busy, idle, asked=wide, affinity=affinity) == expected
+        busy, wide = worker("D1", load_sequences=2, max_sequences=4), query(900, cached=cached, choices=choices)
+        assert choose(worker("P1"), busy, idle, asked=wide) == expected
     full = [worker(name, load_sequences=4, max_sequences=4) for name in ("D1", "D2")]
-    assert choose(worker("P1"), *full, asked=asked, affinity=affinity) == "P1 D1", "all are full"
+    assert choose(worker("P1"), *full, asked=asked) == "P1 D1", "all are full"
 
 
-def test_a_route_says_what_of_its_prompt_is_missing_where_it_is_computed() -> None:
+def test_a_route_says_what_of_its_prompt_is_missing_where_it_is_computed_and_received() -> None:
     """Else a worker that has the prompt seems to have all of it in line until it reports again."""
-    prefix, affinity = keys_of(range(640), ""), PrefixAffinity()
-    affinity.record([b"P1", b"D1"], prefix[:5])
-    affinity.record([b"P1"], prefix)
-    asked = query(700, prefix=prefix)
+    asked = query(700, cached={b"P1": 640, b"D1": 320})
     pair = [worker("P1"), worker("D1")]
-    handed_over = pick(asked, pair, POLICY, affinity, 0.0)
-    local = pick(asked, pair, RoutePolicy(disaggregate=False), affinity, 0.0)
-    alone = pick(asked, [worker("P1", keeps_answers=True)], POLICY, affinity, 0.0)
-    missing = [route.missing_tokens for route in (handed_over, local, alone) if isinstance(route, Route)]
-    assert missing == [700 - 640, 700 - 320, 700 - 640]
+    handed_over = pick(asked, pair, POLICY)
+    local = pick(asked, pair, RoutePolicy(disaggregate=False))
+    alone = pick(asked, [worker("P1", keeps_answers=True)], POLICY)
+    routes = [route for route in (handed_over, local, alone) if isinstance(route, Route)]
+    assert [route.missing_tokens for route in routes] == [700 - 640, 700 - 320, 700 - 640]
+    assert [route.received_tokens for route in routes] == [700 - 320, None, None]
 
 
-def test_a_salt_separates_prefixes() -> None:
-    assert keys_of(range(64), "a") != keys_of(range(64), "b")
-    assert keys_of(range(64), "a") == keys_of(range(127), "a")
-    assert keys_of(range(63), "a") == ()
-    assert keys_of(range(128), "")[:1] == keys_of(range(64), "")
-    changed = [0, 1, *range(3, 65), *range(64, 128)]
-    assert not set(keys_of(changed, "")) & set(keys_of(range(128), "")), "the chain covers what went before"
-
-
-def test_the_memory_of_prefixes_is_bounded_and_forgets_the_oldest() -> None:
-    affinity = PrefixAffinity(capacity=3)
-    keys = [bytes([number]) for number in range(5)]
-    for key in keys:
-        affinity.record([b"P"], [key])
-    assert [affinity.known_tokens(b"P", [key]) for key in keys] == [0, 0, 64, 64, 64]
-    assert affinity.known_tokens(b"Q", keys[4:]) == 0
+def test_more_cached_tokens_than_the_prompt_has_are_not_believed() -> None:
+    route = pick(query(100, cached={b"P1": 10**9, b"D1": 10**9}), [worker("P1"), worker("D1")], POLICY)
+    assert isinstance(route, Route)
+    assert (route.missing_tokens, route.received_tokens, route.best_cached_tokens) == (1, 1, 100)
 
 
 def test_revisions_are_counted_by_their_decode_workers() -> None:
@@ -195,8 +221,8 @@ def test_revisions_are_counted_by_their_decode_workers() -> None:
 
 
 def test_a_route_is_plain_data() -> None:
-    route = pick(query(), [worker("P1"), worker("D1")], POLICY, PrefixAffinity(), 0.5)
-    assert route == Route(b"P1", b"D1", Address("h", 1), missing_tokens=100)
+    route = pick(query(), [worker("P1"), worker("D1")], POLICY)
+    assert route == Route(b"P1", b"D1", Address("h", 1), missing_tokens=100, received_tokens=100)
 
 
 def test_a_worker_that_flipped_hands_nothing_over_to_itself() -> None:
@@ -204,3 +230,13 @@ def test_a_worker_that_flipped_hands_nothing_over_to_itself() -> None:
     asked = query(retained_by=b"D1")
     assert choose(worker("P1"), worker("D1"), worker("D2", load_sequences=9), asked=asked) == "D1 D2"
     assert choose(worker("P1"), worker("D1"), asked=asked) == "P1 D1"
+
+
+def test_sessions_with_a_common_beginning_do_not_all_decode_at_one_worker() -> None:
+    """Each step of a decode worker reads the KV of all its sequences: that costs more than receiving a beginning."""
+    large: dict[str, object] = {"max_context_tokens": 99_999, "blocks_total": 50_000}
+    asked = query(30_000, cached={b"D1": 12_000})
+    for held_blocks, decode in ((1_400, "D1"), (1_600, "D2")):
+        busy = worker("D1", blocks_free=50_000 - held_blocks, **large)
+        workers = [worker("P1", blocks_free=50_000, **large), busy, worker("D2", blocks_free=50_000, **large)]
+        assert choose(*workers, asked=asked) == f"P1 {decode}"

@@ -251,3 +251,37 @@ def test_whatever_a_worker_reports_its_load_is_neither_negative_nor_more_than_th
         assert view.token_s is None or (view.more_token_s is not None and 0 < view.more_token_s <= view.token_s)
         assert (view.rows_s is None) == (view.least_rows_s is None) or view.least_rows_s is None
         assert view.rows >= 0
+
+
+def test_a_worker_whose_step_takes_far_longer_than_its_steps_do_is_stuck_until_it_moves() -> None:
+    now = [10.0]
+    worker = linked(now)
+    worker.record_report(state(waiting=0, computing=1_000))
+    assert not worker.view().is_stuck
+    now[0] += 4.9
+    assert not worker.view().is_stuck, "a busy machine may take a few times as long"
+    now[0] += 0.2
+    assert worker.view().is_stuck
+    worker.record_report(replace(state(waiting=0, computing=1_000), steps=6))
+    assert not worker.view().is_stuck
+    fresh = linked(now)
+    fresh.record_report(state(waiting=0, computing=1_000, timings=()))
+    now[0] += 100.0
+    assert not fresh.view().is_stuck, "how long its steps take is not known"
+
+
+def test_what_a_worker_did_lately_outlives_a_quiet_second_and_fades_within_minutes() -> None:
+    now = [10.0]
+    worker = linked(now)
+    worker.record_report(state(waiting=0, computing=0))
+    worker.record_sent(6_000)
+    now[0] += 1.0
+    worker.record_report(state(waiting=0, computing=0))
+    first = worker.view().lately_tokens_s
+    assert first == pytest.approx(100.0)
+    now[0] += 1.0
+    worker.record_report(state(waiting=0, computing=0))
+    assert worker.view().lately_tokens_s > 0.95 * first
+    now[0] += 600.0
+    worker.record_report(state(waiting=0, computing=0))
+    assert worker.view().lately_tokens_s < 0.01 * first

@@ -16,12 +16,13 @@ from aiohttp import web
 
 from baton_local.__main__ import main
 from baton_local.client import Answer, AnswerEnd
-from baton_local.load_test.closed_loop import LoopLimits, TurnAnswer, closed_loop
+from baton_local.load_test.closed_loop import TurnAnswer, closed_loop
 from baton_local.load_test.load_record import LoadRecord, read_load_record
 from baton_local.load_test.prompts import words
 from baton_local.load_test.session_prompts import IdSegments, SessionPrompts, WordSegments
 from baton_local.load_test.session_report import SessionRun, session_figures
 from baton_simulate.sessions.session_load import SessionLoad, SessionTurn
+from baton_simulate.sessions.turn_order import LoopLimits
 
 Prompt = tuple[Any, ...]
 
@@ -259,7 +260,11 @@ def test_a_turn_waits_for_all_that_it_comes_after_and_users_are_at_most_as_many(
 
 
 def test_turns_that_are_due_after_the_duration_are_not_sent() -> None:
-    turns = (SessionTurn(0, ((0, 5),), 1), SessionTurn(0, ((0, 5), (1, 5)), 1, after=(0,), think_s=3_600.0))
+    turns = (
+        SessionTurn(0, ((0, 5),), 1),
+        SessionTurn(0, ((0, 5), (1, 5)), 1, after=(0,), think_s=3_600.0),
+        SessionTurn(0, ((0, 5), (1, 5), (2, 5)), 1, after=(1,)),
+    )
 
     async def send_turn(turn: SessionTurn) -> Answer:
         return Answer(0.0, 0.0, end=AnswerEnd.WHOLE)

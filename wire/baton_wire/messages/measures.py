@@ -23,6 +23,8 @@ from baton_wire.messages.values import (
 
 MAX_TIMINGS = 32
 MAX_SHAPES = 64
+NUM_WINDOWS = 12
+"""Windows of `ContextCounts`; `baton_wire.rules.context_reuse` has their lengths."""
 
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 
@@ -133,6 +135,23 @@ class ArrivalCounts(NestedValue, frozen=True):
     """Some of the prompts, drawn evenly, each with the output length of one that ended lately."""
 
 
+class ContextCounts(NestedValue, frozen=True):
+    """How soon contexts were used again, since the last summary (`baton_wire.rules.context_reuse`). All values are
+    tokens; tuples have one value for each window, ascending."""
+
+    prompt_tokens: Count
+    first_cached: Count
+    """Beginnings of new contexts that workers had cached."""
+    cacheable_tokens: Count
+    """Tokens that some worker had cached when the prompts were routed."""
+    missing_tokens: Count
+    """Tokens that were not cached where the prompts were computed."""
+    reused: Annotated[tuple[Count, ...], Meta(min_length=NUM_WINDOWS, max_length=NUM_WINDOWS)]
+    """Tokens of contexts that were continued within each window."""
+    live: Annotated[tuple[Count, ...], Meta(min_length=NUM_WINDOWS, max_length=NUM_WINDOWS)]
+    """Tokens of the contexts that were used within each window before now."""
+
+
 class Served(NestedValue, frozen=True):
     """Latencies that clients saw since the last summary, in seconds."""
 
@@ -151,4 +170,4 @@ class Backlog(NestedValue, frozen=True):
     oldest_s: Seconds
     """Age of the oldest of them; 0 without any."""
     tokens: Count | None
-    """Their prompt tokens as far as they can be estimated; None: no prompt has been seen yet."""
+    """Prompt tokens that have to be computed for them, as an estimate; None: no prompt has been seen yet."""

@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from baton_wire.liveness import LivenessConfig
-from baton_wire.messages.measures import ArrivalCounts, Backlog, Served, WorkerMeasures
+from baton_wire.messages.measures import ArrivalCounts, Backlog, ContextCounts, Served, WorkerMeasures
 from baton_wire.messages.values import Address, Count, Epoch, Message, Role, Seconds, check_worker
 
 SILENCE = LivenessConfig(suspect_s=2.0, dead_s=4.0, watched_s=1.0)
@@ -55,6 +55,8 @@ class Summary(Message, frozen=True, tag=2):
     workers_left_out: Count
     config_hash: ConfigHash
     """Hash of the configuration that is applied."""
+    contexts: ContextCounts | None = None
+    """None: the gateway does not count them."""
 
 
 class Wake(Message, frozen=True, tag=3):

@@ -16,6 +16,8 @@ from hashlib import blake2b
 from baton_wire.messages.values import PACKED_ID_BYTES, PLACE_BYTES, pack_ids
 
 DIGEST_BYTES = 32
+MOST_PLACES = 32_768
+"""Places that a worker announces at most: 256 KiB to a gateway that has just linked."""
 DENSE_TOKENS = 1_024
 """Every block that ends within so many tokens is a place that is announced by its length alone."""
 
@@ -68,3 +70,28 @@ class PromptPlaces:
         if names is None:
             names = self._names[block_tokens] = packed_places(self.packed, self.salt, block_tokens)
         return names
+
+
+def sparse_lengths(blocks: int, block_tokens: int) -> list[int]:
+    """The sparse lengths of a context of this many full blocks, and its own, the longest first.
+
+    >>> sparse_lengths(100, block_tokens=512)
+    [100, 64, 32, 16, 8, 4, 2, 1]
+    """
+    dense = DENSE_TOKENS // block_tokens
+    lengths = [1 << power for power in range(blocks.bit_length()) if 1 << power > dense]
+    return sorted({*range(1, min(dense, blocks) + 1), *lengths, *([blocks] if blocks else [])}, reverse=True)
+
+
+def common_blocks(names: bytes, others: bytes, least: int) -> int:
+    """Number of blocks with which two contexts begin alike, `least` at least. Both: names of all places, in order.
+
+    >>> common_blocks(b"12345678abcdefgh--------", b"12345678abcdefgh........", least=1)
+    2
+    """
+    low, high = least, min(len(names), len(others)) // PLACE_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        place = slice((middle - 1) * PLACE_BYTES, middle * PLACE_BYTES)
+        low, high = (middle, high) if names[place] == others[place] else (low, middle - 1)
+    return low

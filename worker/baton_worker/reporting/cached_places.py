@@ -14,9 +14,8 @@ from typing import Final
 from baton_engine.memory.place_journal import PlaceChanges
 from baton_wire.messages.gateway_link import MAX_CHANGED_PLACES, CachedPlaces
 from baton_wire.messages.values import PLACE_BYTES
+from baton_wire.rules.prefix_digests import MOST_PLACES
 
-MOST_PLACES: Final = 32_768
-"""A worker with 32,768 announced places sends 256 KiB to a gateway that has just linked."""
 BYTES_PER_S: Final = 12_000.0
 """Names of changed places: with the frames around them less than 16 KiB/s."""
 BURST_S: Final = 4.0

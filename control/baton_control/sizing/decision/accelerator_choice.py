@@ -140,7 +140,9 @@ class TypeComparison:
             own = self._prior(known.deployment, known.config)
             capacity = prior.kv_capacity_tokens * state.model.kv_capacity_tokens / own.kv_capacity_tokens
             model = believed_worker(state, replace(prior, kv_capacity_tokens=int(capacity)))
-            self._sizers[role, name] = SimulatedSizer(model, known.spec.targets, max_workers=state.sizer.max_workers)
+            self._sizers[role, name] = SimulatedSizer(
+                model, known.spec.targets, state.sizer.prefix_affinity, state.sizer.max_workers
+            )
         return self._sizers[role, name]
 
     def _worth(self, role: Role, name: str) -> float:

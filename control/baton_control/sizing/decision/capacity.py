@@ -49,6 +49,11 @@ class _Answers:
 class Sizer(Protocol):
     """Answers how many workers a load needs. The real one asks the simulator; tests have a rule of their own."""
 
+    @property
+    def model(self) -> WorkerModel:
+        """The worker as it is believed to be."""
+        ...
+
     def required(self, role: Role, mix: Mix, rate_per_s: float) -> int: ...
 
     def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float: ...
@@ -65,6 +70,7 @@ class SimulatedSizer:
     model: WorkerModel
     targets: Targets
     prefix_affinity: float = 0.9
+    """The share of a mix's cached tokens that workers find. Traces have what an ideal cache finds."""
     max_workers: int = 1024
     _answers: WeakKeyDictionary[Mix, dict[Role, _Answers]] = field(default_factory=WeakKeyDictionary)
 

@@ -210,7 +210,7 @@ def _late_prompts(inputs: DecisionInputs) -> float:
     seen, queued = inputs.seen, inputs.seen.queued_tokens
     if not isinstance(queued, Known) or seen.prefill.workers == 0:
         return 0.0
-    waiting = queued.value / float(np.mean([shape.prompt_tokens for shape in inputs.mix.shapes]))
+    waiting = queued.value / inputs.mix.mean_tokens(Role.PREFILL)
     per_s = inputs.sizer.most_per_s(Role.PREFILL, inputs.mix)
     return waiting if waiting > _routable(seen.prefill) * per_s * inputs.spec.targets.ttft_s else 0.0
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
+import numpy as np
+
 from baton_control.sizing.decision.backtest import (
     SHRINK_SHARE,
     Load,
@@ -20,6 +22,7 @@ from baton_control.sizing.decision.backtest import (
     late_share,
     observed_lateness,
 )
+from baton_control.sizing.decision.cache_floor import COLD_SHARE, CacheFloor, describe_hits, find_cache_floor
 from baton_control.sizing.decision.demand import DecisionInputs, Demand, past_loads
 from baton_control.sizing.inputs.memory import HISTORY, PoolMemory
 from baton_control.sizing.inputs.observations import ObservedPool
@@ -51,12 +54,18 @@ class SloPoolSizer:
 
     def decide(self) -> tuple[PoolDecision, PoolMemory]:
         """The pool's size and its new memory."""
-        have, needed = self.pool.workers, self._required(self.demand.rate_per_s)
-        relaxed = self._required(self.demand.lasting_per_s * SPARE)
-        grown = self._enough(self._rising_loads, max(1, have), needed) if needed > have else needed
+        have, computing = self.pool.workers, self._required(self.demand.rate_per_s)
+        floor = self._cache_floor
+        least = 0 if floor is None else floor.workers
+        needed = max(computing, least)
+        kept = 0 if floor is None else floor.kept
+        relaxed = max(kept, self._required(self.demand.lasting_per_s * SPARE))
+        grown = max(least, self._enough(self._rising_loads, max(1, have), needed)) if needed > have else needed
         target, shrunk = self._clamp(grown), self._clamp(relaxed)
         workers, why, memory = self._stabilise(target, shrunk)
-        if workers > have and workers > 1:
+        if floor is not None and workers in (self._clamp(least), self._clamp(kept)) and kept > computing:
+            why = _describe_floor(floor)
+        elif workers > have and workers > 1:
             why = self._why_not_fewer(workers - 1)
         elif grown < needed and not why:
             why = f"{needed} for this alone, but {grown} are enough with the last half hour"
@@ -69,6 +78,20 @@ class SloPoolSizer:
     @cached_property
     def memory(self) -> PoolMemory:
         return self.inputs.memory.pools[self.role]
+
+    @cached_property
+    def _cache_floor(self) -> CacheFloor | None:
+        """The prefill workers that hold the contexts of sessions."""
+        contexts, spec, mix = self.inputs.seen.contexts, self.inputs.spec, self.inputs.mix
+        if self.role is not Role.PREFILL or contexts is None:
+            return None
+        model = self.inputs.sizer.model
+        prompt = float(np.mean(mix.columns()[0]))
+        cold_s = model.prefill.fixed_s + model.prefill.prompt_s(prompt)
+        is_cold_late = cold_s > COLD_SHARE * spec.targets.ttft_s
+        needed = self._required(self.demand.lasting_per_s)
+        late_share = 1.0 - spec.targets.ttft_share
+        return find_cache_floor(contexts, model.kv_capacity_tokens, needed, late_share, is_cold_late=is_cold_late)
 
     @cached_property
     def _past_loads(self) -> Sequence[Load]:
@@ -155,13 +178,21 @@ class SloPoolSizer:
         text = f"{move}: forecast {self._load(demand.rate_per_s)} at +{demand.horizon_s:.0f} s"
         if demand.backlog_per_s > 0:
             text += f" with a backlog of {self._load(demand.backlog_per_s)}"
-        return f"{text}; {why}" if why else text
+        hits = describe_hits(self.inputs.seen.contexts) if self.role is Role.PREFILL else ""
+        return "; ".join(part for part in (text, why, hits) if part)
 
     def _load(self, rate_per_s: float) -> str:
         """A load in the unit that the pool's work is counted in: requests differ in length."""
         tokens_per_s = rate_per_s * self.demand.tokens_each
         unit = f"{'prompt' if self.role is Role.PREFILL else 'answer'} tokens/s"
         return f"{tokens_per_s:.3g} {unit}" if tokens_per_s < 1e3 else f"{tokens_per_s / 1e3:.3g}k {unit}"
+
+
+def _describe_floor(floor: CacheFloor) -> str:
+    return (
+        f"its KV holds the {floor.live_tokens / 1e6:.3g}M tokens of contexts that are continued within"
+        f" {floor.window_s:.0f} s"
+    )
 
 
 def with_orders(memory: PoolMemory, more: int, horizon_s: float, now: float) -> PoolMemory:

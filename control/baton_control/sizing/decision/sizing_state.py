@@ -26,6 +26,10 @@ MOST_STEPS = 256
 TYPICAL_PROMPT, TYPICAL_BATCH, TYPICAL_CONTEXT = 1000, 32, 1000
 
 
+REPORTED_AFFINITY = 1.0
+"""The share of the cached tokens of a mix that workers find, where gateways report what workers had cached."""
+
+
 @dataclass(frozen=True, slots=True)
 class SizingState:
     """The sizing of one deployment between two decisions."""
@@ -50,7 +54,7 @@ def fresh(prior: WorkerModel, spec: SizingSpec) -> SizingState:
         prior=prior,
         prefill=fitting.prefill_prior(prior.prefill),
         decode=fitting.decode_prior(prior.decode),
-        sizer=SimulatedSizer(prior, spec.targets, max_workers=most + 1),
+        sizer=SimulatedSizer(prior, spec.targets, REPORTED_AFFINITY, most + 1),
     )
 
 

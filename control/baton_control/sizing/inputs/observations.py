@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
+from baton_control.sizing.inputs.context_use import ContextUse
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import Role
@@ -101,11 +102,13 @@ class Measurements:
     prefill: ObservedPool
     decode: ObservedPool
     queued_tokens: Measurement = Unknown("not measured")  # frozen
-    """Prompt tokens that wait for a prefill step, at gateways and workers."""
+    """Prompt tokens that wait for a prefill step, at gateways and workers, without those that are cached."""
     running: Measurement = Unknown("not measured")  # frozen
     """Sequences at work in the workers."""
     served: Mapping[Role, Lateness] = field(default_factory=dict)
     """The last minute by pool, as clients saw it; a pool without a report is left out."""
+    contexts: ContextUse | None = None
+    """How soon contexts are used again; None: not reported."""
     late: tuple[RequestShape, ...] = ()
     """Lengths of requests that arrived earlier and became known only now: they waited for a first worker."""
 

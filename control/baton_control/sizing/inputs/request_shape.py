@@ -12,4 +12,5 @@ class RequestShape:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int = 0
-    """Prompt tokens that a worker with an unlimited prefix cache that had seen everything would not compute."""
+    """Prompt tokens that need not be computed. Of a reported request: those that its worker had cached. Of a trace:
+    those that an unlimited prefix cache would have found."""

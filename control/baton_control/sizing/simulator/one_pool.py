@@ -7,6 +7,7 @@ import numpy as np
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.sizing.inputs.workload import Floats, Workload
 from baton_control.sizing.simulator.simulator import Simulator
+from baton_control.sizing.simulator.worker_choice import ByLoad
 from baton_wire.messages.values import Role
 from baton_wire.rules.prompt_order import PLAN_S
 
@@ -20,9 +21,8 @@ def first_tokens(
     plan_s: float = PLAN_S,
 ) -> Floats:
     """When each request has its first token, in seconds, with `workers` prefill workers that serve from the start."""
-    simulator = Simulator(
-        model, workload, prefix_affinity=prefix_affinity, ttft_s=ttft_s, free=Role.DECODE, plan_s=plan_s
-    )
+    choice = ByLoad(prefix_affinity)
+    simulator = Simulator(model, workload, ttft_s=ttft_s, free=Role.DECODE, plan_s=plan_s, choice=choice)
     return np.array(_run_out(simulator, Role.PREFILL, workers).first_s)
 
 

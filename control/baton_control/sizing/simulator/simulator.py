@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf, nan
 
 import numpy as np
@@ -19,6 +19,7 @@ from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.sizing.inputs.workload import Floats, Workload
 from baton_control.sizing.simulator.decode_worker import DecodeWorker, least_room
 from baton_control.sizing.simulator.prefill_worker import PrefillWorker, least_loaded
+from baton_control.sizing.simulator.worker_choice import ByLoad, WorkerChoice
 from baton_wire.messages.values import Role
 from baton_wire.rules.prompt_order import PLAN_S, PromptOrder
 
@@ -32,6 +33,7 @@ class Kind(enum.IntEnum):
     LANDED = 1
     BORDER = 2
     READY = 3
+    DUE = 4
 
 
 class Simulator:
@@ -42,17 +44,18 @@ class Simulator:
         model: WorkerModel,
         workload: Workload,
         patience_s: float = inf,
-        prefix_affinity: float = 0.9,
         ttft_s: float | None = None,
         free: Role | None = None,
         plan_s: float = PLAN_S,
+        choice: WorkerChoice | None = None,
     ) -> None:
         """`ttft_s`: the target by which prompts wait their turn; without one they go in order of arrival. `free`: the
         pool that takes no time and needs no workers, so that the other is seen by itself. `plan_s`: see `PromptOrder`.
+        `choice`: how requests find their workers, by default by load.
         """
         self.model = model
         self.patience_s = patience_s
-        self.prefix_affinity = prefix_affinity
+        self.choice = ByLoad() if choice is None else choice
         self.now = 0.0
         self.arrival_s: list[float] = workload.arrival_s.tolist()
         self.prompt: list[int] = workload.prompt_tokens.tolist()
@@ -68,6 +71,8 @@ class Simulator:
         self.free = free
         self.gateway: PromptOrder[int] = PromptOrder(ttft_s, plan_s)
         self.gateway_tokens = 0
+        self.gateway_missing_tokens = 0
+        """Tokens of the queued prompts that workers probably have not cached."""
         self.prefill: list[PrefillWorker] = []
         self.decode: list[DecodeWorker] = []
         self.routable_prefill: list[PrefillWorker] = []
@@ -76,7 +81,9 @@ class Simulator:
         """Accelerator seconds of workers that have gone, by kind."""
         self.finished: list[int] = []
         """Requests that ended since the caller last cleared this list."""
-        self._prompt_now = list(self.prompt)
+        self._prompt_now: list[int] = list(self.prompt)
+        self._missing_now = [0] * size
+        """Tokens that a queued prompt probably misses."""
         self._to_go = [0] * size if free is Role.DECODE else [max(0, output - 1) for output in self.output]
         self._decode_of: list[DecodeWorker | None] = [None] * size
         self._prefill_of: list[PrefillWorker | None] = [None] * size
@@ -86,6 +93,10 @@ class Simulator:
         """Prefilled in the present attempt."""
         self._heap: list[tuple[float, int, int, int, int, Worker | None]] = []
         self._order = 0
+        self.on_due: Callable[[int], None] = lambda tag: None
+        """Called at the time of a wake-up that `wake_at` asked for."""
+        self.on_finish: Callable[[int], None] = lambda request: None
+        """Called when a request has ended, also by being refused."""
 
     # --- pools -------------------------------------------------------------------------------------------------
 
@@ -230,6 +241,32 @@ class Simulator:
         """Until nothing is left to happen."""
         self.run_until(inf)
 
+    def wake_at(self, at_s: float, tag: int) -> None:
+        """Call `on_due` with the tag at that time."""
+        self._push(max(at_s, self.now), Kind.DUE, tag, 0, None)
+
+    def arrive(self, prompt: int, output: int, cached: int) -> int:
+        """A request arrives now, besides those of the workload, which must be over. Returns its number."""
+        request = len(self.arrival_s)
+        assert request == self.next_arrival, "requests are numbered in order of arrival"
+        columns: list[tuple[list[int], int]] = [
+            (self.prompt, prompt), (self.output, output), (self.cached, cached), (self._prompt_now, prompt),
+            (self._to_go, 0 if self.free is Role.DECODE else max(0, output - 1)), (self._attempt, 0),
+            (self._missing_now, 0),
+        ]  # fmt: skip
+        for column, value in columns:
+            column.append(value)
+        self.arrival_s.append(self.now)
+        self.first_s.append(nan)
+        self.done_s.append(nan)
+        self._decode_of.append(None)
+        self._prefill_of.append(None)
+        self._granted_s.append(inf)
+        self._is_computed.append(False)
+        self.next_arrival += 1
+        self._arrive(request)
+        return request
+
     def _push(self, at_s: float, kind: Kind, request: int, tag: int, worker: Worker | None) -> None:
         self._order += 1
         heapq.heappush(self._heap, (at_s, self._order, kind, request, tag, worker))
@@ -246,6 +283,8 @@ class Simulator:
             assert isinstance(worker, PrefillWorker)
             if not worker.is_dead:
                 self._finish_prefill(worker)
+        elif kind == Kind.DUE:
+            self.on_due(request)
         else:
             assert worker is not None
             self._ready(worker)
@@ -261,8 +300,10 @@ class Simulator:
                 self._finish(request, self.now)
             return
         prefill = self.model.prefill
-        self.gateway.push(request, self.now, prefill.fixed_s + prefill.prompt_s(*self._uncached(request)))
-        self.gateway_tokens += self._prompt_now[request]
+        cached = self.choice.expected_cached(request, self)
+        tokens = self._prompt_now[request] - cached
+        self.gateway.push(request, self.now, prefill.fixed_s + prefill.prompt_s(tokens, cached))
+        self._count_queued(request, tokens)
         self._dispatch()
 
     def _dispatch(self) -> None:
@@ -276,33 +317,40 @@ class Simulator:
                 self._take()
                 self.rejected += 1
                 self.finished.append(request)
+                self.on_finish(request)
                 continue
-            tokens, cached = self._uncached(request)
-            if not is_open or worker.is_backed_up(tokens, now, worker.model):
+            if not is_open:
+                return
+            worker, decode, cached = self.choice.choose(request, worker, self)
+            tokens = self._prompt_now[request] - cached
+            if self.choice.waits_for_room and worker.is_backed_up(tokens, now, worker.model):
                 return
             self._take()
+            self.choice.sent(request, worker, decode)
             self._prefill_of[request] = worker
             self._granted_s[request] = inf
             self._is_computed[request] = False
             worker.enqueue(request, tokens, cached, worker.model.prefill)
             if self._to_go[request] > 0:
-                self._reserve(request)
+                self._reserve(request, decode)
             self._start(worker)
 
     def _take(self) -> None:
-        self.gateway_tokens -= self._prompt_now[self.gateway.pop()]
+        request = self.gateway.pop()
+        self.gateway_tokens -= self._prompt_now[request]
+        self.gateway_missing_tokens -= self._missing_now[request]
 
-    def _uncached(self, request: int) -> tuple[int, int]:
-        """(tokens to compute, cached tokens): affinity finds a prefix, chance finds it on one worker of n."""
-        ideal = self.cached[request]
-        if not ideal:
-            return self._prompt_now[request], 0
-        hit_share = self.prefix_affinity + (1.0 - self.prefix_affinity) / max(1, len(self.routable_prefill))
-        cached = min(int(ideal * hit_share), self._prompt_now[request] - 1)
-        return self._prompt_now[request] - cached, cached
+    def _count_queued(self, request: int, missing: int) -> None:
+        self._missing_now[request] = missing
+        self.gateway_tokens += self._prompt_now[request]
+        self.gateway_missing_tokens += missing
 
-    def _reserve(self, request: int) -> None:
-        worker = min(self.routable_decode, key=least_room)
+    def prompt_now(self, request: int) -> int:
+        """Tokens of a prompt, with the answer's tokens that it had before it was tried again."""
+        return self._prompt_now[request]
+
+    def _reserve(self, request: int, worker: DecodeWorker | None = None) -> None:
+        worker = self.choice.choose_decode(request, self) if worker is None else worker
         self._decode_of[request] = worker
         if worker.reserve(request, self._prompt_now[request]):
             self._grant(request)
@@ -341,7 +389,9 @@ class Simulator:
             self._reap(worker)
 
     def _send(self, request: int, worker: PrefillWorker, finished_s: float) -> None:
-        kv_bytes = self.model.kv.of(self._prompt_now[request])
+        decode, tokens = self._decode_of[request], self._prompt_now[request]
+        held = 0 if decode is None else self.choice.held_tokens(request, decode)
+        kv_bytes = self.model.kv.of(tokens) * (1.0 - held / tokens)
         landed_s = worker.send(kv_bytes, self._granted_s[request], finished_s, worker.model)
         self._push(landed_s, Kind.LANDED, request, self._attempt[request], None)
 
@@ -385,6 +435,7 @@ class Simulator:
     def _finish(self, request: int, at_s: float) -> None:
         self.done_s[request] = at_s
         self.finished.append(request)
+        self.on_finish(request)
 
     def _retry(self, request: int) -> None:
         """Back to the front of the gateway's queue, as a longer prompt if it had tokens already."""
@@ -395,7 +446,7 @@ class Simulator:
             self._reserve(request)
             return
         self.gateway.push_front(request)
-        self.gateway_tokens += self._prompt_now[request]
+        self._count_queued(request, self._prompt_now[request] - self.choice.expected_cached(request, self))
 
     def _release_legs(self, request: int) -> None:
         decode, prefill = self._decode_of[request], self._prefill_of[request]

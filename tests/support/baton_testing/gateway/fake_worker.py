@@ -18,7 +18,9 @@ from baton_wire.handshake import LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.gateway_link import (
+    AskCachedPlaces,
     BundleChunk,
+    CachedPlaces,
     Cancel,
     Flip,
     Heartbeat,
@@ -105,6 +107,7 @@ class FakeWorker:
     received: list[Prefill | Reserve | Retarget | Cancel] = field(default_factory=list)
     fail_next: list[Reason] = field(default_factory=list)
     """Reasons with which the next accepted legs fail at once."""
+    asked_for_places: int = 0
     silent: bool = False
     """Reads, sends nothing: a process that was stopped."""
     is_mute_about_prompts: bool = False
@@ -247,6 +250,12 @@ class FakeWorker:
         for link in list(self._links):
             await self.send(link, self.state(draining))
 
+    async def announce_places(self, *messages: CachedPlaces) -> None:
+        """Tell all gateways of the prefix cache."""
+        for link in list(self._links):
+            for message in messages:
+                await self.send(link, message)
+
     async def send(self, link: web.WebSocketResponse, message: ToGateway) -> None:
         await self.send_frame(link, encode(message))
 
@@ -274,6 +283,9 @@ class FakeWorker:
 
     async def _take(self, link: web.WebSocketResponse, message: ToWorker) -> None:
         if isinstance(message, Heartbeat | Holding):
+            return
+        if isinstance(message, AskCachedPlaces):
+            self.asked_for_places += 1
             return
         if isinstance(message, Flip):
             self.flip, self.role = message.number, message.role

@@ -20,6 +20,7 @@ from baton_testing.gateway.made_tokenizers import MadeTokenizer, byte_level
 from baton_testing.wire.raw_peer import gateway_peer
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.gateway_link import (
+    AskCachedPlaces,
     BundleChunk,
     Cancel,
     Flip,
@@ -99,7 +100,7 @@ class LyingWorker(FakeWorker):
                     await self.send(link, Tokens(self._steps_reported % MOST, (foreign,)))
 
     async def _take(self, link: web.WebSocketResponse, message: ToWorker) -> None:
-        if not isinstance(message, Heartbeat | Holding | Flip | Cancel):
+        if not isinstance(message, Heartbeat | Holding | AskCachedPlaces | Flip | Cancel):
             attempt = getattr(message, "attempt", getattr(message, "next_attempt", 1))
             await self.send(link, LegFailed(message.request, attempt, self._draw.choice(RETRIED), "a lie"))
 

@@ -21,6 +21,7 @@ from baton_testing.simulation.kv import attach, geometry
 from baton_testing.simulation.process import SimProcess, Violation, require
 from baton_testing.simulation.scenario import CONTEXT_TOKENS, Shape
 from baton_wire.messages.values import RequestKey, SamplingParams
+from baton_worker.reporting.cached_places import PlaceQueue
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import Command, EngineThread, ReserveBlocks, Submit
 
@@ -94,6 +95,8 @@ class SimEngine:
             grammars.prepare,
         )
         grammars.on_ready = lambda: self._plan(POST_S)
+        self.places = PlaceQueue()
+        self.thread.on_places = self.places.add
         self.hiccup_s = 0.0
         self._turn_number = 0
         self._due_s = float("inf")

@@ -43,9 +43,18 @@ from baton_testing.simulation.swayed_table import SwayedTable
 from baton_testing.simulation.worker import SimWorker, WorkerWorld
 from baton_wire.liveness import PeerState
 from baton_wire.messages import codec
-from baton_wire.messages.gateway_link import Flip, Hello, Holding, LegFailed, ToGateway, Tokens
+from baton_wire.messages.gateway_link import (
+    AskCachedPlaces,
+    CachedPlaces,
+    Flip,
+    Hello,
+    Holding,
+    LegFailed,
+    ToGateway,
+    Tokens,
+)
 from baton_wire.messages.gateway_link import WorkerState as WorkerStateMessage
-from baton_wire.messages.values import Address, Grammar, Reason, Role
+from baton_wire.messages.values import PLACE_BYTES, Address, Grammar, Reason, Role
 from baton_wire.rules.prompt_placement import LatencyTargets
 
 LIMITS = AdmissionLimits(max_running=6, max_queued=32, max_wait_s=6.0)
@@ -175,6 +184,9 @@ class SimGateway(SimProcess):
                 self._linked(end, message)
             case WorkerStateMessage():
                 self._reported(epoch, message)
+            case CachedPlaces():
+                if self.table.cached.take(epoch, message, self.now).asks:
+                    end.send(codec.encode(AskCachedPlaces()))
             case Tokens():
                 for entry in message.entries:
                     self.legs.arrived(epoch, entry)
@@ -188,7 +200,7 @@ class SimGateway(SimProcess):
     def _linked(self, end: LinkEnd, hello: Hello) -> None:
         def send(message: ToWorker) -> bool:
             is_sent = end.send(codec.encode(message))
-            if is_sent and not isinstance(message, Flip | Holding):
+            if is_sent and not isinstance(message, Flip | Holding | AskCachedPlaces):
                 self.legs.sent(hello.epoch, message)
             return is_sent
 
@@ -296,6 +308,20 @@ class SimGateway(SimProcess):
         if relay._by_ticket or relay._by_run or running or self.admission.num_waiting:
             numbers = [client.plan.number for client in self.open_clients]
             return f"{self.name}: requests {numbers}, runs {len(relay._by_run)}, running {running}"
+        return self._unequal_places()
+
+    def _unequal_places(self) -> str | None:
+        """The worker whose cache this gateway knows otherwise than the worker announced it."""
+        for epoch, end in self._ends.items():
+            worker, known = cast(SimWorker, end.other.process), self.table.cached.places(epoch)
+            announced = worker.places.announce_all()
+            names = b"".join(message.added for message in announced)
+            are_all_known = all(
+                epoch in self.table.cached.longest(names[at : at + PLACE_BYTES])
+                for at in range(0, len(names), PLACE_BYTES)
+            )
+            if known is not None and (known * PLACE_BYTES != len(names) or not are_all_known):
+                return f"{self.name} knows {known} places of {worker.name}, which announced {len(names) // PLACE_BYTES}"
         return None
 
 

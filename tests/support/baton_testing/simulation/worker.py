@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from baton_kv_transfer.handover import HandoverKey
+from baton_testing.simulation.engine import SimEngine
 from baton_testing.simulation.network import Connection, End, Network, Path
 from baton_testing.simulation.process import SimProcess, require
 from baton_testing.simulation.scenario import CONTEXT_TOKENS, Shape
@@ -16,10 +17,11 @@ from baton_testing.simulation.streams import Stream
 from baton_testing.simulation.transfers import Watch
 from baton_wire.liveness import Liveness
 from baton_wire.messages import codec
-from baton_wire.messages.gateway_link import HeldTurn, Hello, Holding, ToWorker, WorkerState
+from baton_wire.messages.gateway_link import AskCachedPlaces, HeldTurn, Hello, Holding, ToWorker, WorkerState
 from baton_wire.messages.values import Message, PairFingerprint, Role
 from baton_wire.rules.gateway_rounds import GatewayRounds, Urgency
 from baton_worker.building.parts import RequestLimits
+from baton_worker.reporting.cached_places import PlacesReport
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.gateway_links import GatewayLink, urgency_of
 from baton_worker.serving.messenger import Messenger
@@ -95,6 +97,7 @@ class SimWorker(SimProcess):
     """Its current role."""
     flips = False
     service: SimService
+    engine: SimEngine
 
     def __init__(
         self, world: WorkerWorld, name: str, epoch: bytes, address: str, fingerprint: PairFingerprint, block_tokens: int
@@ -105,6 +108,7 @@ class SimWorker(SimProcess):
         self._links: dict[End, SimGatewayLink] = {}
         self._last_report: WorkerState | None = None
         self._holders: GatewayRounds[End] = GatewayRounds()
+        self.places = PlacesReport()
         self.is_faulted = False
         """Something was injected here: what fails of its requests is explained."""
 
@@ -113,6 +117,8 @@ class SimWorker(SimProcess):
         link = self._links[end] = SimGatewayLink(end)
         link.send(self._hello())
         self._tell_all()
+        for message in self.places.announce_all():
+            link.send(message)
         if len(self._links) == 1:
             self.later(STATE_S, self._report)
 
@@ -152,8 +158,16 @@ class SimWorker(SimProcess):
     def _report(self) -> None:
         if self.service.state() != self._last_report:
             self._tell_all()
+        self._announce_places()
         if self._links:
             self.later(STATE_S, self._report)
+
+    def _announce_places(self) -> None:
+        for changes in self.engine.places.take():
+            self.places.record(changes)
+        for message in self.places.announce(self.now):
+            for link in self._links.values():
+                link.send(message)
 
     def _tell_all(self) -> None:
         self._last_report = state = self.service.state()
@@ -171,6 +185,9 @@ class SimWorker(SimProcess):
         decoded = codec.decode(message, ToWorker)
         if isinstance(decoded, Holding):
             self._tell_holding(end, urgency_of(decoded, self.now))
+        elif isinstance(decoded, AskCachedPlaces):
+            for answer in self.places.announce_all():
+                self._links[end].send(answer)
         else:
             self.service.handle(link, decoded)
 

@@ -50,6 +50,10 @@ class PerWorker:
     def reachable_share(self, role: Role, mix: Mix) -> float:
         return 0.95
 
+    @property
+    def model(self) -> WorkerModel:
+        return ROUND_WORKER
+
     def most_per_s(self, role: Role, mix: Mix) -> float:
         return self.per_s
 

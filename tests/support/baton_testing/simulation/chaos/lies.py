@@ -19,7 +19,15 @@ from baton_testing.simulation.engine import STEP_S
 from baton_testing.simulation.network import End
 from baton_testing.simulation.scenario import FaultPlan
 from baton_testing.simulation.worker import SimWorker
-from baton_wire.messages.gateway_link import MAX_STATE_TIMINGS, LegFailed, PromptLogprobs, Tokens, WorkerState
+from baton_wire.messages.gateway_link import (
+    MAX_CHANGED_PLACES,
+    MAX_STATE_TIMINGS,
+    CachedPlaces,
+    LegFailed,
+    PromptLogprobs,
+    Tokens,
+    WorkerState,
+)
 from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import Finish, PromptLogprob, Reason, TokenEntry
 
@@ -96,8 +104,16 @@ def lie(worker: SimWorker, states: ReportedStates, fault: FaultPlan) -> bool:
 def _lie_of_state(worker: SimWorker, fields: dict[str, Any], left_s: float) -> None:
     for link in worker._links.values():
         link.end.send(_encode(msgspec.structs.replace(worker.service.state(), **fields)))
+        link.end.send(_encode(_absurd_places(worker)))
     if left_s > 0:
         worker.later(0.05, lambda: _lie_of_state(worker, fields, left_s - 0.05))
+
+
+def _absurd_places(worker: SimWorker) -> CachedPlaces:
+    """Places of no prompt, as many as a message holds, and a generation that runs back or ahead."""
+    dice = worker.world.heap.random
+    names = dice.randbytes(8 * dice.choice((1, 100, MAX_CHANGED_PLACES)) + dice.choice((0, 0, 3)))
+    return CachedPlaces(dice.choice((0, 1, 2, 50, MOST)), names, names[:16], is_first=dice.random() < 0.3)
 
 
 def _lie_of_others(worker: SimWorker, end: End, gateway: ChaosGateway) -> bool:

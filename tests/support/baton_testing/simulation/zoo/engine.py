@@ -313,7 +313,7 @@ class PairsAnyRevision(Routing):
 
     def _pick(self, query: RouteQuery, policy: RoutePolicy) -> Route | Problem:
         views = [replace(view, fingerprint=query.fingerprint) for view in self._table.views()]
-        return pick(query, views, policy, self._affinity, self._dice.random())
+        return pick(query, views, policy)
 
 
 class PrefillsOnDecode(Routing):

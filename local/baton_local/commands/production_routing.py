@@ -1,0 +1,68 @@
+"""The gateway's own routing as a policy of simulated sessions: its rules, and what workers have cached as a fact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from baton_control.sizing.inputs.worker_model import WorkerModel
+from baton_gateway.errors import Problem
+from baton_gateway.workers.route import RoutePolicy, RouteQuery, pick
+from baton_gateway.workers.worker_view import WorkerView
+from baton_simulate.sessions.routing_policy import RoutedTurn, SimulatedWorker
+from baton_wire.messages.values import Address, PairFingerprint, Role
+
+ADDRESS: Final = Address("simulated", 1)
+FINGERPRINT: Final = PairFingerprint(1, "", "", "", 1, 1, 1, "", "")
+BLOCK_TOKENS: Final = 64
+
+
+class ProductionRouting:
+    """A `RoutingPolicy` that asks `route.pick`, with mode Always."""
+
+    def __init__(self, model: WorkerModel) -> None:
+        self._model = model
+
+    def choose(
+        self, turn: RoutedTurn, prefill: Sequence[SimulatedWorker], decode: Sequence[SimulatedWorker], now: float
+    ) -> tuple[int, int]:
+        views = [self._view(worker, Role.PREFILL) for worker in prefill]
+        views += [self._view(worker, Role.DECODE) for worker in decode]
+        cached = {_epoch(worker): worker.cached_tokens for worker in (*prefill, *decode) if worker.cached_tokens}
+        tie = sum(number << place for place, (number, _) in enumerate(turn.prompt))
+        total = turn.tokens + turn.output_tokens
+        query = RouteQuery(FINGERPRINT, turn.tokens, total, 1, frozenset(), cached, tie)
+        route = pick(query, views, RoutePolicy())
+        assert not isinstance(route, Problem), "simulated workers take every prompt"
+        assert route.prefill is not None, "mode Always has two workers for each prompt"
+        return _place(prefill, route.prefill), _place(decode, route.decode)
+
+    def _view(self, worker: SimulatedWorker, role: Role) -> WorkerView:
+        blocks = self._model.kv_capacity_tokens // BLOCK_TOKENS
+        return WorkerView(
+            epoch=_epoch(worker),
+            role=role,
+            served_name="simulated",
+            seed=worker.number,
+            fingerprint=FINGERPRINT,
+            pair_address=ADDRESS,
+            max_context_tokens=1 << 21,
+            max_choices=1,
+            block_tokens=BLOCK_TOKENS,
+            blocks_total=1 << 20,
+            blocks_free=max(0, blocks - worker.held_tokens // BLOCK_TOKENS),
+            load_sequences=worker.sequences,
+            load_tokens=worker.queued_tokens,
+            prompt_tokens=worker.queued_tokens if role is Role.PREFILL else 0,
+            max_sequences=self._model.max_sequences,
+            token_s=worker.token_s if role is Role.PREFILL else None,
+            more_token_s=worker.token_s if role is Role.PREFILL else None,
+        )
+
+
+def _epoch(worker: SimulatedWorker) -> bytes:
+    return worker.number.to_bytes(16, "big")
+
+
+def _place(workers: Sequence[SimulatedWorker], epoch: bytes) -> int:
+    return next(place for place, worker in enumerate(workers) if _epoch(worker) == epoch)
