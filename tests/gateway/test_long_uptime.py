@@ -28,6 +28,7 @@ BOUNDED = {
     "AnswerLengths._curves": "a few for each length",
     "Sketch.bins": "a few hundred bins",
     "LoadTelemetry._prompts": "a sample",
+    "RecentSketch._pieces": "the pieces of a minute",
     "ModelLoad._sent": "tenants of the last ten seconds",
     "RetryBudgets._by_tenant": "1,024 tenants",
 }
@@ -101,4 +102,4 @@ async def test_nothing_stays_of_tenants_prompts_and_connections_that_came_and_we
             await serve_batch(gateway, keys, batch)
         grown = await settled_growth(gateway, before)
     assert grown.keys() <= BOUNDED.keys(), grown
-    assert before["SentPrompts._runs"], "the caches are among what is counted"
+    assert before["ContextReuse._contexts"], "the caches are among what is counted"

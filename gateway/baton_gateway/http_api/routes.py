@@ -288,10 +288,10 @@ class HttpApi:
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         with self._body(request, tenant) as body:
             request_as_sent, form = parse(await body.read_object(self._table.body_limits), self._options.unknown_fields)
-            _name_ignored(request[EXCHANGE], request_as_sent)
+            exchange = request[EXCHANGE]
+            _name_ignored(exchange, request_as_sent)
             parsed = self._names.resolve(request_as_sent)
-            cache_key = parsed.options.prompt_cache_key
-            request[EXCHANGE].session = session_number(request.headers, cache_key, tenant.name)
+            exchange.session = session_number(request.headers, parsed.options.prompt_cache_key, tenant.name)
             if self.is_draining:
                 raise RefusedError(errors.shutting_down())
             if parsed.options.stream:
