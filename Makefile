@@ -2,7 +2,8 @@
 # needs for demo and serve, with the developers' tools for the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install install-user demo serve test test-k8s test-clients wheel images chart check verify manifests scan e2e bench bench-gpu campaign format clean
+.PHONY: help install install-user demo serve test smoke test-k8s test-clients wheel images publish-images chart \
+  publish-chart check verify manifests scan e2e bench bench-gpu campaign format clean
 
 BIN := .venv/bin
 TEST_WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
@@ -10,6 +11,8 @@ FILE ?= examples/tiny.yaml
 PORT ?= 8000
 ROLES ?= operator gateway worker-cuda
 BUILDER ?= docker
+PYTHON ?= python3
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # One compute thread per process: tests and workers scale by processes.
 export OMP_NUM_THREADS ?= 1
 
@@ -36,6 +39,15 @@ serve: install-user ## Serve FILE (examples/tiny.yaml) on PORT (8000) until Ctrl
 
 test: install ## Run the tests (PYTEST_ARGS=… is passed on)
 	$(BIN)/pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
+
+# What breaks most often when something is changed, in under two minutes on two cores.
+SMOKE := tests/test_layout.py tests/test_docstring_openings.py tests/test_public_names.py tests/docs tests/control/spec \
+  tests/control/sizing/test_slo.py tests/wire/test_handshake.py tests/gateway/reporting tests/engine/scheduling \
+  tests/kv_transfer/prefill tests/kv_transfer/decode tests/operator/passes/test_deployment_status.py \
+  tests/local/test_command_line.py tests/local/test_status.py tests/local/test_supervision.py tests/local/test_demo.py
+
+smoke: install ## Run the tests of the inner loop (under two minutes on two cores)
+	$(BIN)/pytest -q -n $(TEST_WORKERS) $(SMOKE) $(PYTEST_ARGS)
 
 test-k8s: install ## Test the custom resources on a real API server (skips, saying how, without its binaries)
 	@timeout 120 e2e/fetch_etcd.sh || true
@@ -67,18 +79,36 @@ verify: install ## Generated files are what their sources say
 	$(BIN)/python scripts/render.py --check
 	$(BIN)/python -m bench combinations --check
 
-wheel: install ## Build dist/baton_serving-….whl, as a user installs it
-	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+# A build environment of its own: the developers' one has 2.8 GB, hatchling and its requirements have 2 MB.
+.build-env/.installed: pyproject.toml
+	$(PYTHON) -m venv .build-env
+	.build-env/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt hatchling
+	@touch $@
+
+wheel: .build-env/.installed ## Build dist/baton_serving-….whl, as a user installs it (seconds; PYTHON=…)
+	.build-env/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls -1 dist/baton_serving-$(VERSION)-*.whl
 
 images: ## Build the images: BASE=…/python@sha256:… REGISTRY=HOST/PATH (ROLES="operator gateway worker-cuda", BUILDER=docker)
 	@test -n "$(BASE)" -a -n "$(REGISTRY)" || { echo 'make images: BASE=…/python@sha256:… and REGISTRY=HOST/PATH are needed' >&2; exit 2; }
 	@command -v $(BUILDER) >/dev/null || { echo "make images: there is no $(BUILDER); name another with BUILDER=…" >&2; exit 2; }
 	for role in $(ROLES); do \
 	  $(BUILDER) build -f images/Dockerfile --target $$role --build-arg BASE=$(BASE) \
-	    --build-arg TORCH_INDEX=$(TORCH_INDEX) --build-arg TORCH_HASH="$(TORCH_HASH)" -t $(REGISTRY)/$$role . || exit 1; done
+	    --build-arg TORCH_INDEX=$(TORCH_INDEX) --build-arg TORCH_HASH="$(TORCH_HASH)" \
+	    -t $(REGISTRY)/$$role:$(VERSION) . || exit 1; done
+
+publish-images: images ## Build the images, push them to REGISTRY, and print their digests as Helm values
+	for role in $(ROLES); do $(BUILDER) push --quiet $(REGISTRY)/$$role:$(VERSION) >/dev/null || exit 1; done
+	@for role in $(ROLES); do \
+	  digest=$$($(BUILDER) inspect --format '{{index .RepoDigests 0}}' $(REGISTRY)/$$role:$(VERSION)) || exit 1; \
+	  echo "--set images.$${role%%-*}=$$digest"; done
 
 chart: install ## Package the Helm chart into dist/ (needs Helm, or fetches it)
 	$$($(BIN)/python scripts/find_helm.py) package charts/baton --destination dist
+
+publish-chart: chart ## Push the chart to oci://REGISTRY (needs Helm, or fetches it)
+	@test -n "$(REGISTRY)" || { echo 'make publish-chart: REGISTRY=HOST/PATH is needed' >&2; exit 2; }
+	$$($(BIN)/python scripts/find_helm.py) push dist/baton-$(VERSION).tgz oci://$(REGISTRY)
 
 manifests: install ## Write charts/manifests from the chart (needs Helm, or fetches it)
 	$(BIN)/python scripts/render.py

@@ -1,8 +1,11 @@
 """The operator against an API server of 1.20, the only one that can be built here: run it instead of the package.
 
 That server refuses to apply `preStop.sleep`, which it does not know. On the way out it becomes an exec that sleeps as
-long, on the way in it becomes what it was, so that the operator sees what it applied. A Job's `podFailurePolicy`, which
+long, on the way in it becomes what it was, so that the operator sees what it applied. The `matchLabelKeys` of a spread
+become expressions that every Pod of the role meets. A Job's `podFailurePolicy`, which
 it does not know either, is left out.
+
+The `ipFamilyPolicy` of a Service is left out, and put back: that server has one family.
 
 Budgets of policy/v1 are policy/v1beta1 there. What they say of Pods that are not ready is left out, and put back.
 Autoscalers of autoscaling/v2 are autoscaling/v2beta2 there, with the same fields.
@@ -26,12 +29,13 @@ from baton_operator.__main__ import run
 from baton_operator.kube.http_client import HttpKubeApi, path_of
 from baton_operator.kube.kinds import AUTOSCALERS, BUDGETS, DEPLOYMENTS
 from baton_operator.kube.kube_api import Invalid, KubeApi, Listing, ReadLater, Resource, WatchEvent
-from baton_operator.kube.object_fields import Manifest, mapping
+from baton_operator.kube.object_fields import Manifest, mapping, mappings
 from baton_operator.kube.server_answers import error_of
 from baton_operator.settings import parse
 
 OLD_BUDGETS = replace(BUDGETS, version="v1beta1")
 OLD_AUTOSCALERS = replace(AUTOSCALERS, version="v2beta2")
+MATCHED = "matchLabelKeys"
 _OLD = {BUDGETS: OLD_BUDGETS, AUTOSCALERS: OLD_AUTOSCALERS}
 
 
@@ -41,6 +45,14 @@ def outward(value: object) -> object:
         if set(value) == {"sleep"} and isinstance(value["sleep"], dict):
             seconds = value["sleep"]["seconds"]
             return {"exec": {"command": ["python", "-c", f"import time; time.sleep({seconds})"]}}
+        if MATCHED in value:
+            matched = value[MATCHED]
+            assert isinstance(matched, list)
+            keys = [{"key": key, "operator": "Exists"} for key in matched]
+            selector = mapping(value["labelSelector"])
+            expressions = [*mappings(selector.get("matchExpressions")), *keys]
+            rest = {name: field for name, field in value.items() if name != MATCHED}
+            return {**rest, "labelSelector": {**selector, "matchExpressions": expressions}}
         return {name: outward(field) for name, field in value.items()}
     return [outward(item) for item in value] if isinstance(value, list) else value
 
@@ -51,8 +63,21 @@ def inward(value: object) -> object:
         command = value["exec"].get("command") if set(value) == {"exec"} and isinstance(value["exec"], dict) else None
         if command and str(command[-1]).startswith("import time; time.sleep("):
             return {"sleep": {"seconds": int(str(command[-1])[24:-1])}}
+        if "whenUnsatisfiable" in value:
+            return _with_matched(value)
         return {name: inward(field) for name, field in value.items()}
     return [inward(item) for item in value] if isinstance(value, list) else value
+
+
+def _with_matched(constraint: Manifest) -> Manifest:
+    """A spread with its `matchLabelKeys`."""
+    selector = mapping(constraint["labelSelector"])
+    expressions = mappings(selector.get("matchExpressions"))
+    keys = [str(expression["key"]) for expression in expressions if expression["operator"] == "Exists"]
+    others = [expression for expression in expressions if expression["operator"] != "Exists"]
+    rest = {name: field for name, field in selector.items() if name != "matchExpressions"}
+    selector = {**rest, **({"matchExpressions": others} if others else {})}
+    return {**constraint, "labelSelector": selector, MATCHED: keys}
 
 
 def gone(stored: Manifest, applied: Manifest) -> Manifest:
@@ -78,6 +103,8 @@ def _sent(manifest: Manifest) -> Manifest:
         return {**manifest, "apiVersion": OLD_BUDGETS.api_version, **({"spec": spec} if spec else {})}
     if manifest.get("kind") == AUTOSCALERS.kind:
         return {**manifest, "apiVersion": OLD_AUTOSCALERS.api_version}
+    if manifest.get("kind") == "Service":
+        return {**manifest, "spec": {n: v for n, v in mapping(manifest["spec"]).items() if n != "ipFamilyPolicy"}}
     if manifest.get("kind") == "Job":
         return {**manifest, "spec": {n: v for n, v in mapping(manifest["spec"]).items() if n != "podFailurePolicy"}}
     converted = outward(manifest) if manifest.get("kind") == "Deployment" else manifest
@@ -91,6 +118,8 @@ def _got(manifest: Manifest) -> Manifest:
         return {**manifest, "apiVersion": BUDGETS.api_version, "spec": spec}
     if manifest.get("apiVersion") == OLD_AUTOSCALERS.api_version:
         return {**manifest, "apiVersion": AUTOSCALERS.api_version}
+    if manifest.get("kind") == "Service" and mapping(manifest.get("spec")).get("clusterIP") != "None":
+        return {**manifest, "spec": {**mapping(manifest.get("spec")), "ipFamilyPolicy": "PreferDualStack"}}
     converted = inward(manifest) if manifest.get("kind") == "Deployment" else manifest
     assert isinstance(converted, dict)
     return converted

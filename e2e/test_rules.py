@@ -13,16 +13,28 @@ import yaml
 
 from baton_control.errors import ManifestError, UnsupportedError
 from baton_control.spec.manifest import parse_object
+from baton_control.spec.reserved_keys import MESH_OPT_OUTS
 from baton_operator.objects.pods import worker_template
 from baton_testing.kube.api_server import ApiServer, Json, Reply
 from baton_testing.kube.manifests import manifest
-from baton_testing.kube.rule_cases import GPU, Case, affinity_cases, bounded, pool_cases, resource_cases
+from baton_testing.kube.rule_cases import (
+    GPU,
+    Case,
+    affinity_cases,
+    bounded,
+    edge_cases,
+    pool_cases,
+    resource_cases,
+)
 from baton_testing.kube.stage import PLATFORM
 from baton_wire.messages.values import Role
 
 DEPLOYMENTS = "/apis/baton.dev/v1alpha1/namespaces/default/llmdeployments"
 POOLS = "/apis/baton.dev/v1alpha1/namespaces/default/llmpools"
 CRDS = Path(__file__).parents[1] / "crds"
+OPEN: Json = {"openAccess": True}
+LOADED: Json = {"type": "LoadBalancer"}
+BALANCED = manifest(gateway={**OPEN, "service": {**LOADED, "loadBalancerClass": "example.com/internal"}})
 FOUR = {"min": 4, "max": 4}
 
 
@@ -41,6 +53,7 @@ def window(**more: object) -> list[Json]:
     return [{"start": "22:00", "end": "06:00", **more}]
 
 
+IMAGE = "oci://registry.example.com/models/llama@sha256:" + "d" * 64
 CASES_OF_PLACES = [case for owner in ("prefill", "decode", "gateway") for case in affinity_cases(owner)]
 SCALED: Json = {"min": 2, "max": 4}
 CASES = [
@@ -97,6 +110,8 @@ CASES = [
         for role in ("prefill", "decode")
     ),
     bounded("spec.rollout", "must be at least 1", "rollout", {"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 0}),
+    bounded("spec.rollout", "must be at least 1", "rollout", {"maxSurge": "25%"}, {"maxSurge": "0%"}),
+    *edge_cases(),
     bounded(
         "spec.gateway",
         "must be false while",
@@ -133,6 +148,10 @@ CASES = [
         for domain in domains
     ),
     *(
+        bounded("spec.podMetadata", "keys of the domains", "podMetadata__labels", {key: value}, {key: "other"})
+        for key, value in MESH_OPT_OUTS.items()
+    ),
+    *(
         bounded(path, "keys of the domains", field, {"batonxdev/a": "b"}, {"x.baton.dev/a": "b"})
         for path, field in (
             ("spec.gateway.service", "gateway__service__annotations"),
@@ -140,7 +159,13 @@ CASES = [
         )
     ),
     *(
-        bounded(f"{path}.{field}", "keys must", f"{path.removeprefix('spec.').replace('.', '__')}__{field}", good, bad)
+        bounded(
+            f"{path}.{field}",
+            "keys must each be",
+            f"{path.removeprefix('spec.').replace('.', '__')}__{field}",
+            good,
+            bad,
+        )
         for path, field in (
             ("spec.gateway.service", "annotations"),
             ("spec.model.fetch", "serviceAccountAnnotations"),
@@ -160,7 +185,9 @@ CASES = [
         for path in ("spec.gateway.placement", "spec.model.fetch.placement")
     ),
     *(
-        bounded(f"spec.podMetadata.{field}", "keys must", f"podMetadata__{field}", {"a.b/c_d": "e"}, {"a b": "c"})
+        bounded(
+            f"spec.podMetadata.{field}", "keys must each be", f"podMetadata__{field}", {"a.b/c_d": "e"}, {"a b": "c"}
+        )
         for field in ("labels", "annotations")
     ),
     Case("spec", "replicas.min must be 0", both_min(0), manifest(decode__replicas={"min": 0, "max": 1})),
@@ -197,6 +224,30 @@ CASES = [
         "harmony is",
         manifest(model__toolFormat="harmony", model__reasoningFormat="harmony"),
         manifest(model__toolFormat="harmony", model__reasoningFormat="none"),
+    ),
+    Case(
+        "spec.model",
+        "must be Shared or PerWorker",
+        manifest(model__source=IMAGE, model__cache={"type": "ImageVolume"}),
+        manifest(model__cache={"type": "ImageVolume"}),
+    ),
+    Case(
+        "spec.model.cache",
+        "must be absent while claimName",
+        manifest(model__cache={"claimName": "models"}),
+        manifest(model__cache={"claimName": "models", "storageClassName": "fast"}),
+    ),
+    Case(
+        "spec.model.cache",
+        "must be absent while type",
+        manifest(model__source=IMAGE, model__cache={"type": "ImageVolume"}),
+        manifest(model__source=IMAGE, model__cache={"type": "ImageVolume", "claimName": "models"}),
+    ),
+    Case(
+        "spec.model.cache",
+        "must be ReadWriteOnce or",
+        manifest(model__cache={"type": "PerWorker", "accessMode": "ReadWriteOnce"}),
+        manifest(model__cache={"type": "PerWorker", "accessMode": "ReadOnlyMany"}),
     ),
     Case(
         "spec",
@@ -236,12 +287,36 @@ CHANGES = [
     (Case("spec.model.cache", "cannot be changed", CACHED, manifest(model__cache={"size": "10Gi"})), CACHED),
     (
         Case(
+            "spec.model.cache", "cannot be changed", manifest(), manifest(model__cache={"accessMode": "ReadWriteOnce"})
+        ),
+        manifest(),
+    ),
+    (
+        Case(
+            "spec.model.cache",
+            "must be absent while claimName",
+            manifest(model__cache={"claimName": "models", "accessMode": "ReadWriteOnce", "size": "1Gi"}),
+            manifest(model__cache={"claimName": "models", "storageClassName": "fast"}),
+        ),
+        CACHED,
+    ),
+    (
+        Case(
             "spec.model.cache",
             "cannot shrink",
             manifest(model__cache={"size": "1Ti", "storageClassName": "fast"}),
             manifest(model__cache={"size": "9Gi", "storageClassName": "fast"}),
         ),
         CACHED,
+    ),
+    (
+        Case(
+            "spec.gateway.service",
+            "cannot be changed while type stays",
+            manifest(gateway={**OPEN, "service": {"type": "NodePort"}}),
+            manifest(gateway={**OPEN, "service": LOADED}),
+        ),
+        BALANCED,
     ),
     (Case("spec", "cannot be changed", pool(replicas=3), pool(deployment="other")), pool()),
     (Case("spec", "cannot be changed", pool(), pool(role="decode")), pool()),
@@ -302,7 +377,7 @@ def rules_of(schema: Json, path: str = "") -> Iterator[tuple[str, str]]:
     rules = schema.get("x-kubernetes-validations", [])
     assert isinstance(rules, list)
     for rule in rules:
-        if not rule["rule"].startswith(("self.matches(", "string(self).matches(")):
+        if not rule["rule"].startswith(("self.matches(", "string(self).matches(", "type(self) == int")):
             yield path, str(rule["message"])
     inner = schema.get("properties", {})
     assert isinstance(inner, dict)

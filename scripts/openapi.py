@@ -78,13 +78,12 @@ RAW: dict[str, Schema] = {
             TEXT,
             {
                 "type": "array",
-                "minItems": 1,
                 "maxItems": chat_messages.MAX_PARTS,
                 "items": {"$ref": "#/components/schemas/Part"},
             },
             {"type": "null"},
         ],
-        "description": "Null, or absent, only in an assistant's message.",
+        "description": "Null, absent or empty only in the message of an assistant or a tool.",
     },
     "messages[].tool_calls": {
         "type": ["array", "null"],
@@ -98,22 +97,27 @@ RAW: dict[str, Schema] = {
         "description": "Of a tool, which needs it: the id of a call before.",
     },
     "messages[].tool_calls[].id": {"type": "string", "maxLength": tool_fields.MAX_CALL_ID_CHARS},
-    "messages[].tool_calls[].type": {"type": "string", "enum": ["function"]},
+    "messages[].tool_calls[].type": {"enum": ["function", None]},
     "messages[].tool_calls[].function": {"$ref": "#/components/schemas/CalledFunction"},
     "messages[].tool_calls[].function.name": TOOL_NAME,
-    "messages[].tool_calls[].function.arguments": TEXT | {"description": "JSON text."},
+    "messages[].tool_calls[].function.arguments": {
+        "anyOf": [TEXT, {"type": ["object", "null"]}],
+        "description": "JSON text, or an object.",
+    },
     "tools": {
         "type": ["array", "null"],
         "maxItems": tool_fields.MAX_TOOLS,
         "items": {"$ref": "#/components/schemas/Tool"},
         "description": f"At most {tool_fields.MAX_TOOLS_BYTES} bytes of JSON together; no name twice.",
     },
-    "tools[].type": {"type": "string", "enum": ["function"]},
+    "tools[].type": {"enum": ["function", None]},
     "tools[].function": {"$ref": "#/components/schemas/Function"},
     "tools[].function.name": TOOL_NAME,
     "tools[].function.parameters": {
         "type": ["object", "null"],
-        "properties": {"type": {"enum": ["object"]}},
+        "properties": {
+            "type": {"anyOf": [{"enum": ["object", None]}, {"type": "array", "contains": {"const": "object"}}]}
+        },
         "description": "JSON Schema of the arguments.",
     },
     "tool_choice": {
@@ -131,7 +135,13 @@ RAW: dict[str, Schema] = {
         "description": f"Variables that the model's template reads; at most {prompting_fields.MAX_KWARGS_BYTES} bytes.",
     },
     "reasoning_effort": {"enum": [*prompting_fields.ReasoningEffort, None]},
-    "messages[].content[].type": {"type": "string", "enum": ["text"]},
+    "enable_thinking": {"type": ["boolean", "string", "null"], "description": "Of `chat_template_kwargs`."},
+    "reasoning": {"anyOf": [{"$ref": "#/components/schemas/OtherEffort"}, {"type": "null"}]},
+    "thinking": {"anyOf": [{"$ref": "#/components/schemas/OtherThinking"}, {"type": "null"}]},
+    **{key: {"enum": [*prompting_fields.THINKING_TYPES, None]} for key in ("reasoning.type", "thinking.type")},
+    **{key: {"enum": [*prompting_fields.ReasoningEffort, None]} for key in ("reasoning.effort", "thinking.effort")},
+    "messages[].content[].type": {"type": "string", "enum": ["text", "refusal"]},
+    "messages[].content[].refusal": TEXT | {"description": "Of an assistant."},
     "messages[].content[].text": TEXT,
     "prompt": {
         "anyOf": [
@@ -177,13 +187,17 @@ RAW: dict[str, Schema] = {
     "stream_options": {"anyOf": [{"$ref": "#/components/schemas/StreamOptions"}, {"type": "null"}]},
     "tokens": IDS,
 }
-NOT_ALWAYS = ("messages[].content", "messages[].tool_call_id", "response_format.json_schema")
-"""Required of some messages only."""
+NOT_ALWAYS = (
+    "messages[].content", "messages[].content[].text", "messages[].content[].refusal", "messages[].tool_call_id",
+    "response_format.json_schema", "tools[].tools", "tools[].format.syntax", "tools[].format.definition",
+)  # fmt: skip
+"""Required of some messages and tools only."""
 NAMES = {"messages[].": "Message", "messages[].content[].": "Part", "stream_options.": "StreamOptions",
     "response_format.": "AnswerFormat", "response_format.json_schema.": "NamedSchema",
     "structured_outputs.": "StructuredOutputs",
     "messages[].tool_calls[].": "ToolCall", "messages[].tool_calls[].function.": "CalledFunction", "tools[].": "Tool",
-    "tools[].function.": "Function", "tool_choice.": "NamedTool", "tool_choice.function.": "NamedFunction"}  # fmt: skip
+    "tools[].function.": "Function", "tool_choice.": "NamedTool", "tool_choice.function.": "NamedFunction",
+    "reasoning.": "OtherEffort", "thinking.": "OtherThinking"}  # fmt: skip
 """Objects within a body: how they are called in the document."""
 
 
@@ -263,7 +277,7 @@ def recording(modules: Iterable[ModuleType], raw: Mapping[str, Schema]) -> Itera
         yield objects
 
 
-PARTS = [{"type": "text", "text": "x"}]
+PARTS = [{"type": "text", "text": "x"}, {"type": "refusal", "refusal": "x"}]
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CHAT = [
     {"role": "assistant", "content": PARTS, "tool_calls": [CALL]},
@@ -280,7 +294,8 @@ BODIES: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, An
         "ChatRequest",
         openai_types.parse_chat,
         (
-            {"model": "x", "messages": CHAT, "stream": True, "stream_options": {}} | TOLD,
+            {"model": "x", "messages": CHAT, "stream": True, "stream_options": {}, "reasoning": {}, "thinking": {}}
+            | TOLD,
             *({"model": "x", "messages": CHAT} | shape for shape in SHAPES),
         ),
     ),
@@ -296,7 +311,7 @@ BODIES: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, An
     "/tokenize": (
         "TokenizeRequest",
         tokenising.parse_tokenize,
-        ({"prompt": "x"}, {"messages": CHAT} | TOLD),
+        ({"prompt": "x"}, {"messages": CHAT, "reasoning": {}, "thinking": {}} | TOLD),
     ),
     "/detokenize": ("DetokenizeRequest", tokenising.parse_detokenize, ({"tokens": [1]},)),
     **openapi_apis.BODIES,
@@ -318,7 +333,7 @@ def document() -> Schema:
     bodies = {}
     for path, (name, parse, samples) in BODIES.items():
         own = openapi_apis.OWN.get(name)
-        modules, raw, names = (MODULES, RAW, NAMES) if own is None else ((own.module,), own.raw, own.names)
+        modules, raw, names = (MODULES, RAW, NAMES) if own is None else (own.modules, own.raw, own.names)
         with recording(modules, raw) as objects:
             for sample in samples:
                 parse(sample)

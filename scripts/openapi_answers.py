@@ -60,11 +60,12 @@ ANSWERS: dict[str, Schema] = {
         "properties": {"data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}},
     },
     "/v1/models/{id}": {"$ref": "#/components/schemas/Model"},
+    "/tokenizer_info": {"type": "object", "required": ["eos_token", "bos_token", "chat_template", "model_max_length"]},
     "/version": {"type": "object", "required": ["version"]},
     "/openapi.json": {"type": "object", "required": ["openapi", "paths"]},
 }
 """Schemas of JSON answers by path; the other paths answer in plain text."""
-PLAIN = ("/health", "/ping", "/health/live", "/health/ready", "/health/routable", "/metrics")
+PLAIN = ("/health", "/ping", "/health/live", "/health/ready", "/health/routable", "/metrics", "/")
 METHODS = {"/health": ("get", "post"), "/ping": ("get", "post")}
 REFUSALS = {
     "400": "a field breaks its rule, or prompt and model do not go together",

@@ -13,7 +13,7 @@ from typing import Any
 
 from openapi_answers import Schema
 
-from baton_gateway.apis import messages_request, responses_request
+from baton_gateway.apis import message_tools, messages_request, response_tools, responses_request
 from baton_gateway.openai_api import chat_messages, openai_fields, openai_types, tool_fields
 
 Body = tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]
@@ -21,9 +21,9 @@ Body = tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]
 
 @dataclass(frozen=True)
 class OwnFields:
-    """Raw fields of one body: the module that reads it, their schemas, and the names of its inner objects."""
+    """Raw fields of one body: the modules that read it, their schemas, and the names of its inner objects."""
 
-    module: ModuleType
+    modules: tuple[ModuleType, ...]
     raw: Mapping[str, Schema]
     names: Mapping[str, str]
 
@@ -56,7 +56,10 @@ MESSAGE_RAW: dict[str, Schema] = {
     "messages": _list(_ref("MessageTurn"), chat_messages.MAX_MESSAGES, 1),
     "messages[].role": {"enum": ["user", "assistant", "system"]},
     "messages[].content": {"anyOf": [TEXT, BLOCKS]},
-    "messages[].content[].type": {"enum": ["text", "thinking", "tool_use", "tool_result"]},
+    "messages[].content[].type": {
+        "anyOf": [{"enum": ["text", "thinking", "tool_use", "tool_result"]}, {"type": "string"}],
+        "description": "Blocks of a provider's own tools have no effect.",
+    },
     "messages[].content[].text": TEXT,
     "messages[].content[].thinking": TEXT,
     "messages[].content[].input": OBJECT,
@@ -70,9 +73,13 @@ MESSAGE_RAW: dict[str, Schema] = {
         _list({"type": "string", "minLength": 1, "maxLength": openai_types.MAX_STOP_BYTES}, openai_types.MAX_STOPS)
     ),
     "tools": _or_null(_list(_ref("MessageTool"), tool_fields.MAX_TOOLS)),
-    "tools[].type": {"enum": ["custom", None]},
+    "tools[].type": {
+        "anyOf": [{"enum": ["custom", None]}, {"type": "string"}],
+        "description": "Others are clients' tools (bash_…, text_editor_…, memory_…) or skipped server tools.",
+    },
     "tools[].name": NAME,
     "tools[].input_schema": OBJECT,
+    "thread": {"type": "null", "description": "Not supported: conversations are not stored."},
     "tool_choice": _or_null(_ref("MessageToolChoice")),
     "tool_choice.type": {"enum": ["auto", "any", "tool", "none"]},
     "tool_choice.name": {"type": "string", "description": "With type tool: which."},
@@ -112,25 +119,47 @@ PARTS: Schema = {"anyOf": [TEXT, _list(_ref("ResponseText"), chat_messages.MAX_P
 RESPONSE_RAW: dict[str, Schema] = {
     "model": MODEL,
     "input": {"anyOf": [TEXT, _list(_ref("ResponseItem"), chat_messages.MAX_MESSAGES, 1)]},
-    "input[].type": {"enum": ["message", "function_call", "function_call_output", "reasoning", None]},
+    "input[].type": {
+        "anyOf": [
+            {"enum": ["message", "function_call", "function_call_output", "reasoning", None]},
+            {"type": "string"},
+        ],
+        "description": "Others are calls and outputs of other tools; those of hosted tools have no effect.",
+    },
+    "input[].namespace": {"type": ["string", "null"]},
+    "input[].input": TEXT,
+    "input[].action": OBJECT,
+    "input[].operation": OBJECT,
     "input[].role": {"enum": ["user", "assistant", "system", "developer"]},
     "input[].content": _or_null(PARTS),
     "input[].call_id": {"type": "string", "maxLength": tool_fields.MAX_CALL_ID_CHARS},
     "input[].name": NAME,
-    "input[].arguments": TEXT | {"description": "JSON text."},
-    "input[].output": PARTS,
-    "input[].content[].type": {"enum": ["input_text", "output_text", "reasoning_text"]},
+    "input[].arguments": {"anyOf": [TEXT, {"type": ["object", "null"]}], "description": "JSON text, or an object."},
+    "input[].output": _or_null(PARTS),
+    "input[].content[].type": {
+        "enum": ["input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal"]
+    },
     "input[].content[].text": TEXT,
+    "input[].content[].refusal": TEXT,
     "stream_options": _or_null(_ref("ResponseStreamOptions")),
     "tools": _or_null(_list(_ref("ResponseTool"), tool_fields.MAX_TOOLS)),
-    "tools[].type": {"const": "function"},
+    "tools[].type": {
+        "anyOf": [{"enum": ["function", "custom", "namespace", *response_tools.BUILT_IN]}, {"type": "string"}],
+        "description": "Others are skipped hosted tools.",
+    },
     "tools[].name": NAME,
+    "tools[].tools": {"type": "array", "items": OBJECT, "description": "Of a namespace."},
+    "tools[].format": _or_null(_ref("ResponseToolFormat")),
+    "tools[].format.type": {"enum": ["text", "grammar"]},
+    "tools[].format.syntax": {"type": "string", "maxLength": 64},
+    "tools[].format.definition": TEXT,
     "tools[].description": _or_null(TEXT),
     "tools[].parameters": _or_null(OBJECT),
     "tools[].strict": {"type": ["boolean", "null"]},
     "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required", None]}, _ref("ResponseToolChoice")]},
-    "tool_choice.type": {"const": "function"},
+    "tool_choice.type": {"enum": ["function", "custom", *response_tools.BUILT_IN]},
     "tool_choice.name": NAME,
+    "tool_choice.namespace": {"type": ["string", "null"]},
     "text": _or_null(_ref("ResponseTextOptions")),
     "text.format": _or_null(_ref("ResponseFormat")),
     "text.format.type": {"enum": ["text", "json_object", "json_schema"]},
@@ -146,6 +175,7 @@ RESPONSE_NAMES = {
     "input[].content[].": "ResponseText",
     "stream_options.": "ResponseStreamOptions",
     "tools[].": "ResponseTool",
+    "tools[].format.": "ResponseToolFormat",
     "tool_choice.": "ResponseToolChoice",
     "text.": "ResponseTextOptions",
     "text.format.": "ResponseFormat",
@@ -161,20 +191,26 @@ _RESPONSE: dict[str, Any] = {
     ],
     "stream": True,
     "stream_options": {},
-    "tools": [{"type": "function", "name": "f"}],
+    "tools": [
+        {"type": "function", "name": "f"},
+        {"type": "custom", "name": "g", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+        {"type": "namespace", "name": "n", "tools": []},
+    ],
     "tool_choice": {"type": "function", "name": "f"},
     "text": {"format": {"type": "text"}},
     "reasoning": {},
 }
 BODIES: dict[str, Body] = {
     "/v1/responses": ("ResponseRequest", responses_request.parse_response, (_RESPONSE,)),
+    "/v1/responses/input_tokens": ("InputTokensRequest", responses_request.parse_response, (_RESPONSE,)),
     "/v1/messages": ("MessageRequest", messages_request.parse_message, (_ASKED | {"max_tokens": 2},)),
     "/v1/messages/count_tokens": ("CountTokensRequest", messages_request.parse_token_count, (_ASKED,)),
 }
 OWN: dict[str, OwnFields] = {
-    "MessageRequest": OwnFields(messages_request, MESSAGE_RAW, MESSAGE_NAMES),
-    "CountTokensRequest": OwnFields(messages_request, MESSAGE_RAW, MESSAGE_NAMES),
-    "ResponseRequest": OwnFields(responses_request, RESPONSE_RAW, RESPONSE_NAMES),
+    "MessageRequest": OwnFields((messages_request, message_tools), MESSAGE_RAW, MESSAGE_NAMES),
+    "CountTokensRequest": OwnFields((messages_request, message_tools), MESSAGE_RAW, MESSAGE_NAMES),
+    "InputTokensRequest": OwnFields((responses_request, response_tools), RESPONSE_RAW, RESPONSE_NAMES),
+    "ResponseRequest": OwnFields((responses_request, response_tools), RESPONSE_RAW, RESPONSE_NAMES),
 }
 """By the name of the body."""
 MESSAGE_ERROR: Schema = {
@@ -209,6 +245,11 @@ ANSWERS: dict[str, Schema] = {
         "type": "object",
         "required": MESSAGE_FIELDS,
         "properties": {"type": {"const": "message"}, "content": {"type": "array", "items": OBJECT}},
+    },
+    "/v1/responses/input_tokens": {
+        "type": "object",
+        "required": ["object", "input_tokens"],
+        "properties": {"input_tokens": {"type": "integer", "minimum": 0}},
     },
     "/v1/messages/count_tokens": {
         "type": "object",

@@ -27,7 +27,7 @@ from baton_gateway.structured_outputs.schema_keywords import ENFORCED, REFUSED
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "structured.md"
 BEGIN, END = "<!-- support: written by `python -m bench structured_support` -->", "<!-- end of support -->"
 ONLY = {
-    "uniqueItems": "false only",
+    "uniqueItems": "enforced where an item has few values",
     "oneOf": "enforced where the cases exclude each other",
     "nullable": "OpenAPI's: next to `type` null is allowed too",
 }

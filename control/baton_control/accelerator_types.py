@@ -21,6 +21,7 @@ def types_of(pool: PoolSpec) -> tuple[AlternativeSpec, ...]:
     if accelerator is None or not accelerator.alternatives:
         return ()
     assert accelerator.type is not None, "the schema requires it with alternatives"
+    assert accelerator.resource is not None, "the schema requires it with alternatives"
     assert accelerator.cost_per_hour is not None, "the schema requires it with alternatives"
     own = AlternativeSpec.model_construct(
         resource=accelerator.resource,
@@ -57,6 +58,7 @@ def _with(pool: PoolSpec, chosen: str | None) -> PoolSpec:
     if wanted is not None and wanted is not types[0]:
         accelerator = AcceleratorSpec.model_construct(
             resource=wanted.resource,
+            with_=accelerator.with_,
             type=wanted.type,
             cost_per_hour=wanted.cost_per_hour,
             node_selector=wanted.node_selector,

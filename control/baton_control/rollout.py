@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from baton_control.hashes import Revision
+from baton_control.spec.count_or_percent import resolve
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MOST_FITS_IN_PROPORTION = 2
@@ -62,10 +63,19 @@ class Wanted:
 class Limits:
     """Limits of a rollout."""
 
-    max_surge: int
-    max_unavailable: int
+    max_surge: int | str
+    max_unavailable: int | str
     canary: int = 0
     """Percent of a pool that a new template gets before the rollout holds; 0: it does not hold."""
+
+    def surge(self, workers: int) -> int:
+        """The most workers above the wanted number of a pool."""
+        return resolve(self.max_surge, workers, rounds_up=True)
+
+    def unavailable(self, workers: int) -> int:
+        """The most workers below the wanted number of a pool: at least one where a percentage would allow no step."""
+        down = resolve(self.max_unavailable, workers)
+        return down if down or self.surge(workers) or self.max_unavailable == 0 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +200,8 @@ def pairs(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> int:
 def pairs_floor(wanted: Mapping[Role, Wanted], limits: Limits) -> int:
     """The minimum for `pairs`: that of the smaller pool at its floor, zero if a pool may go down to no worker."""
     prefill, decode = wanted[Role.PREFILL].workers, wanted[Role.DECODE].workers
-    down = limits.max_unavailable
-    return max(min((prefill - down) * decode, (decode - down) * prefill), 0)
+    floors = (prefill - limits.unavailable(prefill), decode - limits.unavailable(decode))
+    return max(min(floors[0] * decode, floors[1] * prefill), 0)
 
 
 def _step(phase: RolloutPhase, changes: tuple[PoolChange, ...] = ()) -> Step:
@@ -236,7 +246,7 @@ def _frozen(pool: list[Group], workers: int, limits: Limits) -> dict[Revision, i
     """The running mix, with the largest group resized to follow the size of the pool."""
     mix = {group.revision: group.workers for group in pool}
     total = sum(mix.values())
-    if workers <= total <= workers + limits.max_surge and len(pool) > 1:
+    if workers <= total <= workers + limits.surge(workers) and len(pool) > 1:
         return mix
     largest = _largest(pool)
     return mix | {largest.revision: max(largest.workers + workers - total, 0)}
@@ -256,7 +266,7 @@ def _largest(groups: list[Group]) -> Group:
 
 def _canary(workers: int, limits: Limits) -> int | None:
     """The number of canary workers of a pool; None: there is no canary, or it would be the whole pool."""
-    if not 0 < limits.canary < 100 or (workers == 1 and limits.max_surge == 0):
+    if not 0 < limits.canary < 100 or (workers == 1 and limits.surge(1) == 0):
         return None
     share = -(-workers * limits.canary // 100)
     return max(min(share, workers - 1), 1)
@@ -268,7 +278,7 @@ def _additions(
     have = {group.revision: group.workers for group in groups if group.role is role}
     total = sum(have.values())
     has_surplus = any(count > mix.get(revision, 0) for revision, count in have.items()) or len(mix) > 1
-    room = wanted.workers + (limits.max_surge if has_surplus else 0) - total
+    room = wanted.workers + (limits.surge(wanted.workers) if has_surplus else 0) - total
     for revision, count in mix.items():
         missing = min(count - have.get(revision, 0), room)
         if missing > 0:
@@ -328,7 +338,7 @@ def _exchange(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: 
         if not grown:
             continue
         more = PoolChange(role, _largest(grown).revision, 1)
-        if sum(group.workers for group in pool) < wanted[role].workers + limits.max_surge:
+        if sum(group.workers for group in pool) < wanted[role].workers + limits.surge(wanted[role].workers):
             return (more,)
         if alone:
             return (PoolChange(role, alone[0].revision, -1), more)
@@ -352,7 +362,7 @@ def _keeps_floor(
 ) -> bool:
     """True when the floors hold: compares the workers that certainly serve afterwards with those that may serve now."""
     before = tuple(replace(group, routable=group.workers - _idle(group)) for group in before)
-    floors = {role: pool.workers - limits.max_unavailable for role, pool in wanted.items()}
+    floors = {role: pool.workers - limits.unavailable(pool.workers) for role, pool in wanted.items()}
     partners = frozenset(role for role, floor in floors.items() if floor > 0)
     now, then = usable(before, partners), usable(after, partners)
     if any(then[role] < min(floors[role], now[role]) for role in POOL_ROLES):

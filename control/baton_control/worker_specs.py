@@ -83,6 +83,7 @@ class WorkerSpec:
     """Names of the ports that the process listens on."""
     accelerators: int
     accelerator_resource: str | None
+    """The extended resource of the accelerators; None: there are none, or a claim brings them."""
     revision: Revision
     flips: bool = False
     """True: both pools have this template, and `instance_arguments` name the role in which a process starts."""

@@ -32,6 +32,7 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import log_loop_errors
 from baton_wire.listening.descriptors import raise_descriptor_limit
 from baton_wire.listening.sockets import bind
+from baton_wire.log_format import LogFormat, chosen_format, configure_logging
 from baton_wire.stop_signals import handle_stop_signals
 
 BACKLOG = 1_024
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     limit_malloc()
     try:
         settings = parse_settings(argv)
-        logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+        configure_logging(settings.log_level.upper(), _log_format(settings))
         KeyDirectory(settings.keys).current()
         _check_files(settings)
         return asyncio.run(_run(settings, argv))
@@ -58,6 +59,14 @@ def main(argv: list[str] | None = None) -> int:
     except ProcessesDownError as error:
         print(f"baton-gateway: {error}", file=sys.stderr)
         return 1
+
+
+def _log_format(settings: Settings) -> LogFormat:
+    """The format of log lines. Raises SettingsError."""
+    try:
+        return chosen_format(settings.log_format, os.environ)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
 
 
 async def _run(settings: Settings, argv: list[str]) -> int:

@@ -25,6 +25,7 @@ from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.reporting.metrics import GatewayMetrics, watch_loop_lag
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
 from baton_gateway.reporting.state_page import ProcessReport, cache_report, worker_report
+from baton_gateway.reporting.vllm_names import with_vllm_names
 from baton_gateway.requests.admission import Admission, AdmissionLimits
 from baton_gateway.requests.live_request import RelayRules
 from baton_gateway.requests.relay import Relay
@@ -70,6 +71,8 @@ class GatewayServer:
         keys = KeyDirectory(settings.keys)
         self.table = WorkerTable()
         self.metrics = GatewayMetrics(CollectorRegistry())
+        if settings.metrics_compat == "vllm":
+            self.metrics.rename = lambda page: with_vllm_names(page, next(iter(self.table.served_names()), ""))
         self._templates = TemplateRenderer()
         self._admission = Admission(limits)
         self.relay = Relay(self.table, self._admission, self._templates, self.metrics, rules)
@@ -282,6 +285,7 @@ def _rules(settings: Settings) -> RelayRules:
         wait,
         settings.max_queued,
         generation_defaults=settings.generation_defaults == "on",
+        clamps_max_tokens=settings.oversized_max_tokens == "clamp",
     )
 
 

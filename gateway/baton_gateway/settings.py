@@ -20,6 +20,7 @@ from baton_gateway.http_api.cors import is_origin
 from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_wire.discovery import Source, parse_source
 from baton_wire.liveness import DEFAULT_LIVENESS
+from baton_wire.log_format import LOG_FORMAT_VARIABLE, LogFormat
 from baton_wire.rules.answer_formats import AUTO, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 
 N = TypeVar("N", int, float)
@@ -39,6 +40,8 @@ class Settings:
     prefill_discovery: Source
     decode_discovery: Source
     processes: int
+    metrics_compat: str
+    """`vllm`: metrics are served under vLLM's names too."""
     announce: Path | None
     admin_listen: tuple[str, int] | None
     config: Path | None
@@ -58,6 +61,8 @@ class Settings:
     """`on`: requests that leave sampling open get what the model's generation_config.json says; `off`: the API's."""
     unknown_fields: UnknownFields
     """Unknown fields of a request's body are refused or ignored."""
+    oversized_max_tokens: str
+    """`refuse`: a request for more tokens than fit is a 400; `clamp`: it gets those that fit."""
     slo_ttft_s: float
     slo_tpot_s: float
     max_request_duration_s: float
@@ -77,6 +82,8 @@ class Settings:
     name: str
     """This gateway's name, for the operator."""
     log_level: str
+    log_format: str | None
+    """None: as the environment says."""
 
     @property
     def formats(self) -> FormatNames:
@@ -217,6 +224,9 @@ FLAGS = (
     Flag("prefill-discovery", SOURCE, None, "file:PATH or dns:NAME.:PORT", is_required=True),
     Flag("decode-discovery", SOURCE, None, "file:PATH or dns:NAME.:PORT", is_required=True),
     Flag("processes", _count(1, 256), 1, "gateway processes on the port (default %(default)s)"),
+    Flag(
+        "metrics-compat", _choice("none", "vllm"), "none", "vllm: metrics under vLLM's names too (default %(default)s)"
+    ),
     Flag("announce", FILE, None, "written once the gateway listens: JSON with pid and ports"),
     Flag("admin-listen", LOOPBACK, None, "loopback listener for /state and /metrics"),
     Flag("config", FILE, None, "JSON object of the flags below (dashes as underscores)"),
@@ -250,6 +260,13 @@ FLAGS = (
         _choice(*map(str, UnknownFields), read=UnknownFields),
         str(UnknownFields.REFUSE),
         "of requests: refuse them, or ignore them and name them in a header (default %(default)s)",
+        in_file=True,
+    ),
+    Flag(
+        "oversized-max-tokens",
+        _choice("refuse", "clamp"),
+        "refuse",
+        "of requests for more tokens than the context holds: refuse, or clamp to what fits (default %(default)s)",
         in_file=True,
     ),
     Flag("slo-ttft-s", _seconds(0.001, 3600), 0.5, "target, for waiting and auto (default %(default)s)", in_file=True),
@@ -297,6 +314,7 @@ FLAGS = (
     Flag("operator", URL, None, "http://HOST:PORT/PATH of the process that sizes the pools (default: none)"),
     Flag("name", NAME, socket.gethostname(), "this gateway's name, for the operator (default: host name)"),
     Flag("log-level", _choice("debug", "info", "warning", "error"), "info", "(default %(default)s)", in_file=True),
+    Flag("log-format", _choice(*LogFormat), None, f"text or json (default: {LOG_FORMAT_VARIABLE}, else text)"),
 )
 """All flags, in the order of the help text."""
 

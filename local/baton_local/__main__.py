@@ -29,7 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "demo": _demo,
         "status": _status,
         "ask": _ask,
+        "chat": _chat,
         "logs": _logs,
+        "down": _down,
+        "validate": _validate,
         "batch": _batch,
         "simulate": _simulate,
         "plan": _plan,
@@ -132,15 +135,26 @@ def _quality(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     from baton_local.commands.up import UpOptions, run_up
+    from baton_local.fetching.default_deployment import DefaultOptions
     from baton_local.fetching.local_model import SourceRequest
     from baton_local.fetching.model_cache import open_cache
     from baton_local.fleet.client_keys import KeyOptions
+    from baton_wire.log_format import LOG_FORMAT_VARIABLE
 
+    if options.file is not None:
+        _refuse_model_options(options)
+    os.environ[LOG_FORMAT_VARIABLE] = options.log_format  # for every process that is started
     up = UpOptions(
         manifest=options.file,
         source=None
         if options.source is None
-        else SourceRequest(options.source, options.served_name, options.max_context_tokens, options.latest),
+        else SourceRequest(
+            options.source,
+            options.served_name,
+            options.max_context_tokens,
+            options.latest,
+            DefaultOptions(options.prefill, options.decode, options.dtype, options.kv_memory),
+        ),
         cache=open_cache(options.cache, options.cache_size, os.environ),
         host=options.host,
         port=options.port,
@@ -157,10 +171,20 @@ def _up(options: argparse.Namespace) -> int:
     )
 
 
+def _refuse_model_options(options: argparse.Namespace) -> None:
+    """Refuse options of MODEL next to a manifest, which would be ignored. Raises StartError."""
+    from baton_local.errors import StartError
+
+    names = ("served_name", "max_context_tokens", "prefill", "decode", "dtype", "kv_memory")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
+    if given:
+        raise StartError(f"{', '.join(given)}: not allowed with -f: the manifest says it")
+
+
 def _demo(options: argparse.Namespace) -> int:
     from baton_local.commands.demo import DemoOptions, run_demo
 
-    passed = ["--port", str(options.port), "--host", options.host, "--ready-timeout", str(options.ready_timeout)]
+    passed = ["--port", str(options.port), "--host", options.host, "--ready-timeout", f"{options.ready_timeout:g}s"]
     passed += [text for name, path in options.volume for text in ("--volume", f"{name}={path}")]
     passed += ["--device", options.device] if options.device else []
     passed += ["--processes", str(options.processes)] if options.processes else []
@@ -191,7 +215,7 @@ def _status(options: argparse.Namespace) -> int:
         return json.dumps(as_json(seen), indent=None if options.watch else 2) if options.json else as_text(seen)
 
     if options.watch:
-        watch(page, sys.stdout, is_clearing=sys.stdout.isatty() and not options.json, every_s=WATCH_S)
+        watch(page, sys.stdout, is_live=sys.stdout.isatty() and not options.json, every_s=WATCH_S)
     print(page())
     return 0
 
@@ -203,12 +227,33 @@ def _ask(options: argparse.Namespace) -> int:
         AskOptions(
             text=options.question,
             name=options.name,
-            model=options.model,
+            model=options.served_name,
             max_tokens=options.max_tokens,
             temperature=options.temperature,
             stream=not options.no_stream,
         )
     )
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from baton_local.commands.chat import TerminalChat, check_settings, run_chat
+
+    settings = check_settings(options.max_tokens, options.temperature)
+    return run_chat(
+        options.name, lambda served: TerminalChat(options.served_name or served, options.system, dict(settings))
+    )
+
+
+def _down(options: argparse.Namespace) -> int:
+    from baton_local.commands.down import run_down
+
+    return run_down(options.name, options.timeout)
+
+
+def _validate(options: argparse.Namespace) -> int:
+    from baton_local.commands.validate import run_validate
+
+    return run_validate(options.files, options.pod_policy)
 
 
 def _logs(options: argparse.Namespace) -> int:

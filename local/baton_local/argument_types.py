@@ -6,11 +6,16 @@ Parsers are imported only when there is a text to parse: `baton --help` needs no
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from baton_wire.suggestions import suggestion
+
 if TYPE_CHECKING:
     from baton_control.worker_specs import Device
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
 def integer(low: int, high: int) -> type[int]:
@@ -63,6 +68,33 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not allowed: must be a time such as 500ms, 25ms or 30m"
         ) from error
+
+
+def time_or(unit: str) -> Callable[[str], float]:
+    """An argument's type: a time over 0, as `25ms` or `10m`. A bare number is in `unit` (s, ms), as it once was."""
+
+    def parse(text: str) -> float:
+        is_bare = text.replace(".", "", 1).isdigit() and text.isascii()
+        return some_seconds(f"{text}{unit}" if is_bare else text)
+
+    return parse
+
+
+def dtype(text: str) -> str:
+    """An argument's type: the type of weights and arithmetic."""
+    if text not in DTYPES:
+        meant = suggestion(text, DTYPES)
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be one of {', '.join(DTYPES)}{meant}")
+    return text
+
+
+def workers(text: str) -> tuple[int, int]:
+    """An argument's type: a number of workers, or the fewest and the most of them, as `2` or `1-4`."""
+    low, separator, high = text.partition("-")
+    high = high if separator else low
+    if not (low.isdecimal() and high.isdecimal() and text.isascii() and 1 <= int(low[:6]) <= int(high[:6]) <= 1024):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be N or MIN-MAX, from 1 to 1024")
+    return int(low), int(high)
 
 
 def some_seconds(text: str) -> float:

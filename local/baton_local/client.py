@@ -175,7 +175,7 @@ async def send(
     answer = Answer(now if due_s is None else due_s, now)
     try:
         data = json.dumps(request.body).encode() if request.encoded is None else request.encoded
-        async with session.post(endpoint + request.path, data=data, headers=_JSON | request.headers) as response:
+        async with session.post(endpoint + request.path, data=data, headers={**_JSON, **request.headers}) as response:
             if response.status != 200:
                 _refused(answer, f"HTTP {response.status}", await response.text())
                 answer.retry_after_s = _seconds(response.headers.get("Retry-After", ""))

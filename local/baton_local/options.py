@@ -3,32 +3,65 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from baton_local.argument_types import device, integer, volume
+from baton_local.argument_types import DTYPES, device, dtype, integer, size, some_seconds, time_or, volume, workers
+from baton_local.command_parser import CommandParser, add_renamed, apply_renamed
+from baton_local.command_texts import ALIASES, TEXTS
 from baton_local.shared_options import KEY_VARIABLE, add_fetch_options
 
 DEFAULT_PORT = 8000
+HELP_WIDTH = 78
+NAME_HELP = "NAME or NAMESPACE.NAME of a deployment (default: the one that runs)"
 DISTRIBUTION = "baton-serving"
 AddOptions = Callable[[argparse.ArgumentParser], None]
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """The parsed command line. Exits with status 2 and a usage line when it is wrong."""
-    return command_line(frozenset(arguments[:1])).parse_args(arguments)
+    named = frozenset(ALIASES.get(word, word) for word in arguments[:1])
+    parser = command_line(named)
+    options, unknown = parser.parse_known_args(arguments)
+    apply_renamed(options)
+    options.command = ALIASES.get(options.command, options.command)
+    if unknown:
+        command = parser.commands.get(options.command or "", parser)
+        command.refuse_unknown(unknown)
+    return options
 
 
-def command_line(complete: frozenset[str]) -> argparse.ArgumentParser:
+class CommandLine(CommandParser):
+    """The parser of all commands."""
+
+    commands: dict[str, CommandParser]
+    """The parser of each command."""
+
+
+def command_line(complete: frozenset[str]) -> CommandLine:
     """The parser of all commands. `complete`: the names of commands whose options are added even if that imports numpy
     or torch; the other such commands have none."""
-    parser = argparse.ArgumentParser(
-        prog="baton", description="Serve a model with separate prefill and decode workers on this machine."
+    parser = CommandLine(
+        prog="baton",
+        description="Serve a model with separate prefill and decode workers on this machine.",
+        epilog="`baton COMMAND --help` shows a command's options and an example.",
     )
     parser.add_argument("--version", action="store_true", help="print the installed version")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
+    parser.commands = {}
     for name, (summary, add_options) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, allow_abbrev=False)
+        description, example = TEXTS[name]
+        aliases = [alias for alias, command in ALIASES.items() if command == name]
+        command = commands.add_parser(
+            name,
+            help=summary,
+            aliases=aliases,
+            allow_abbrev=False,
+            description=textwrap.fill(description, HELP_WIDTH),
+            epilog=f"example:\n  {example}",
+        )
+        parser.commands[name] = command
         if name in complete or name not in HEAVY_COMMANDS:
             add_options(command)
     return parser
@@ -51,6 +84,23 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with MODEL: maximum tokens of prompt and answer together (default: what fits into memory)",
     )
+    for pool in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{pool}",
+            type=workers,
+            metavar="N|MIN-MAX",
+            help=f"with MODEL: number of {pool} workers, or the range in which they are sized (default: 1)",
+        )
+    parser.add_argument(
+        "--dtype",
+        type=dtype,
+        metavar="TYPE",
+        help=f"with MODEL: type of weights and arithmetic, {', '.join(DTYPES)} (default: auto)",
+    )
+    parser.add_argument(
+        "--kv-memory", type=size, metavar="SIZE", help="with MODEL: memory of each worker's KV cache (default: a share)"
+    )
+    _add_log_format(parser)
     _add_serving(parser)
 
 
@@ -105,22 +155,33 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=integer(1, 64), metavar="N", help="gateway processes that share the port")
     parser.add_argument(
         "--emulate",
-        metavar="ACCELERATOR[xN]:MODEL[/SLOWER][@SECONDS]",
+        metavar="ACCELERATOR[xN]:MODEL[/SLOWER][@TIME]",
         help="compute nothing: a step takes SLOWER times as long as for MODEL on N accelerators, "
-        "the start of a worker takes SECONDS (default: 30)",
+        "the start of a worker takes TIME (default: 30s)",
     )
     parser.add_argument(
         "--ready-timeout",
-        type=integer(1, 86_400),
-        default=600,
-        metavar="SECONDS",
+        type=time_or("s"),
+        default="10m",
+        metavar="TIME",
         help="give up when the deployment is not ready by then (default: %(default)s)",
+    )
+
+
+def _add_log_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="form of the processes' log lines"
     )
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-f", "--file", type=Path, required=True, metavar="FILE", help="manifest of an LLMDeployment (YAML)"
+        "-f",
+        "--file",
+        type=Path,
+        default=Path("examples/tiny.yaml"),
+        metavar="FILE",
+        help="manifest of an LLMDeployment (YAML); the default needs a checkout of Baton (default: %(default)s)",
     )
     _add_serving(parser)
     parser.set_defaults(port=0)
@@ -141,27 +202,70 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME, when several deployments run")
+    parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
     parser.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
 
 
 def _add_ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", metavar="TEXT", help="the question")
-    parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME, when several deployments run")
-    parser.add_argument("--model", metavar="NAME", help="model name (default: the served model's)")
-    parser.add_argument("--max-tokens", type=integer(1, 1 << 20), metavar="N", help="maximum tokens of the answer")
-    parser.add_argument("--temperature", type=float, metavar="T", help="sampling temperature")
+    parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
+    _add_sampling(parser)
+    add_renamed(parser, "--model", "--served-name")
     parser.add_argument("--no-stream", action="store_true", help="print the answer once it is complete")
 
 
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `ask` and `chat` share."""
+    parser.add_argument("--served-name", metavar="NAME", help="model name in the request (default: the served model's)")
+    parser.add_argument(
+        "--max-tokens",
+        type=integer(1, 1 << 20),
+        metavar="N",
+        help="maximum tokens of the answer (default: what the context has room for)",
+    )
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="sampling temperature (default: the model's own, or 1)"
+    )
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
+    parser.add_argument("--system", metavar="TEXT", help="system message of the conversation (default: none)")
+    _add_sampling(parser)
+
+
+def _add_down(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="NAME or NAMESPACE.NAME (default: the one that runs)")
+    parser.add_argument(
+        "--timeout", type=some_seconds, default="30s", metavar="TIME", help="then its processes are killed"
+    )
+
+
+def _add_validate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="manifest (YAML, several documents are fine); -: stdin"
+    )
+    parser.add_argument(
+        "--pod-policy",
+        type=Path,
+        metavar="FILE",
+        help="what the installation allows in Pods: the chart's values, or their podPolicy (default: not checked)",
+    )
+
+
 def _add_logs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("process", nargs="?", metavar="PROCESS", help="one process, by its name in `baton status`")
-    parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME, when there are several deployments")
+    parser.add_argument(
+        "process",
+        nargs="?",
+        metavar="PROCESS",
+        help="a process by its name in `baton status`, or a part of names such as prefill",
+    )
+    parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
     parser.add_argument("-f", "--follow", action="store_true", help="print new lines until Ctrl-C")
 
 
 def _add_completion(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
 
 
 def _add_nothing(parser: argparse.ArgumentParser) -> None:
@@ -220,7 +324,10 @@ COMMANDS: Mapping[str, tuple[str, AddOptions]] = {
     "demo": ("start a deployment, ask it one question, show the KV transfers, stop it", _add_demo),
     "status": ("show the running processes and their latencies", _add_status),
     "ask": ("send one question to the running deployment", _add_ask),
+    "chat": ("have a conversation with the running deployment", _add_chat),
     "logs": ("print the logs of the deployment's processes", _add_logs),
+    "down": ("stop a running deployment", _add_down),
+    "validate": ("check manifests before a cluster sees them", _add_validate),
     "batch": ("answer a file of requests with one engine, without serving", _add_batch),
     "simulate": ("replay a load under a scaling policy in the simulator", _add_simulate),
     "plan": ("estimate what a model can do on an accelerator", _add_plan),

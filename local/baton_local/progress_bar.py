@@ -9,7 +9,7 @@ import contextlib
 import sys
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -25,7 +25,9 @@ class ProgressBar:
     def __init__(self, what: str, total: int, unit: str, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._what, self._total = what, total
-        self._scale = {"unit": unit, "unit_scale": True, "unit_divisor": 1024 if unit == "B" else 1000}
+        self._scale: dict[str, Any] = {"unit": unit}
+        if unit == "B":
+            self._scale |= {"unit_scale": True, "unit_divisor": 1024}
         self._began_s = self._shown_s = time.monotonic()
         self._initial: int | None = None
         self._done, self._note = 0, ""

@@ -1,8 +1,15 @@
-"""Plain text tables."""
+"""Plain text tables, aligned by `rich`, which knows how wide a character is on a terminal."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 4096
+"""Wider than any row: a table that is cut or wrapped cannot be searched."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -13,15 +20,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     prefill      2
     decode   1,000
     """
-    cells = [[_format(cell) for cell in row] for row in rows]
-    widths = [max(len(line[column]) for line in [list(header), *cells]) for column in range(len(header))]
-    is_number = [any(isinstance(row[column], int) for row in rows) for column in range(len(header))]
-
-    def line(texts: Sequence[str]) -> str:
-        pairs = zip(texts, widths, is_number, strict=True)
-        return "  ".join(text.rjust(width) if right else text.ljust(width) for text, width, right in pairs).rstrip()
-
-    return "\n".join([line(list(header)), *(line(row) for row in cells)])
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for column, name in enumerate(header):
+        is_number = any(isinstance(row[column], int) for row in rows)
+        grid.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+    for row in rows:
+        grid.add_row(*(_format(cell) for cell in row))
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, markup=False, highlight=False, emoji=False)
+    with console.capture() as capture:
+        console.print(grid)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import re
 import sys
 from contextlib import suppress
@@ -21,6 +22,7 @@ from baton_model_fetch.errors import FetchError, SourceRefused, VolumeRefused
 from baton_model_fetch.fetching import Watch, fetch
 from baton_model_fetch.file_system import explain
 from baton_model_fetch.progress import write
+from baton_wire.log_format import chosen_format, configure_logging
 
 _log = logging.getLogger("baton.fetch")
 
@@ -51,7 +53,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--credentials", type=Path, metavar="FOLDER")
     parser.add_argument("--progress", type=Path, metavar="FILE", help="file for the progress, in bytes")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    try:
+        configure_logging(logging.INFO, chosen_format(None, os.environ))
+    except ValueError as error:
+        parser.error(str(error))
     if _KEY.fullmatch(options.key) is None:
         parser.error(f"--key: {options.key!r} is not allowed: must be lower-case letters, digits and '-'")
     cache = ModelFolder(options.cache, options.key)

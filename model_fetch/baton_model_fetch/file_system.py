@@ -1,4 +1,4 @@
-"""What file systems of cluster volumes lack, and what their errors mean to the person who has to act.
+"""Operations that file systems of cluster volumes may lack, and the meaning of their errors for the person who acts.
 
 SMB shares and NFS with root_squash refuse `chmod`, object stores refuse `fsync` and the renaming of folders. The fetch
 goes on without these. Errors that only an act on the volume can mend are refusals: another try would fail alike.
@@ -31,7 +31,7 @@ _REFUSALS = {
 
 
 def explain(error: OSError, place: Path) -> tuple[bool, str]:
-    """Whether an error of the volume is a refusal, which another try would meet again, and the error in words.
+    """Classify an error of the volume: whether it is a refusal, which another try would meet again; and its words.
     `place`: the path to name where the error names none."""
     text = f"{error.filename or place}: {error.strerror or error}"
     if error.errno in (errno.EACCES, errno.EPERM):

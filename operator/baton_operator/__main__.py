@@ -36,6 +36,7 @@ from baton_operator.objects.allowed_env import idle_entries
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.settings import RoutableFrom, Settings, parse
+from baton_wire.log_format import chosen_format, configure_logging
 from baton_wire.stop_signals import handle_stop_signals
 
 log = logging.getLogger("baton_operator")
@@ -261,9 +262,18 @@ def _claims(api: KubeApi, settings: Settings) -> Claims | None:
     return Claims(api, claim_name(settings.operator_class), f"{settings.own_namespace}/{settings.lease}")
 
 
+KOPF_OBJECTS = "kopf.objects"
+"""The logger of kopf that writes a line for each handler that has succeeded, which says nothing of what was done."""
+
+
 def main() -> int:
     settings = parse(sys.argv[1:])
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        configure_logging(settings.log_level, chosen_format(settings.log_format, os.environ))
+    except ValueError as error:
+        print(f"baton-operator: {error}", file=sys.stderr)
+        return 2
+    logging.getLogger(KOPF_OBJECTS).setLevel(logging.WARNING)
     try:
         asyncio.run(run(settings))
     except (LeaseLost, StalledError, MasterKeysError, KubeConfigError, TooManyNamespaces, SecretsUnguarded) as error:

@@ -6,14 +6,21 @@ import argparse
 import enum
 import ipaddress
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton_operator.kube.custom_resources import is_class
 from baton_operator.objects.cluster import Platform
+from baton_operator.objects.fetch_settings import parse_fetch_settings
+from baton_operator.objects.network_settings import DNS_PORT, NetworkSettings, WorkloadPolicies, parse_rules
+from baton_operator.objects.optional import parse_labels
+from baton_operator.objects.pod_ids import parse_pod_ids
 from baton_operator.objects.pod_policy import parse_pod_policy
+from baton_wire.log_format import LOG_FORMAT_VARIABLE, LogFormat
 
 DEFAULT_NAMESPACE = "baton-system"
+_INTERVAL = re.compile(r"[1-9][0-9]{0,5}(ms|s|m|h)")
 CLASS_HELP = "work only on LLMDeployments with this spec.operatorClass; default: on those without one"
 
 
@@ -49,6 +56,8 @@ class Settings:
     calls_per_s: float
     resync_s: float
     log_level: str
+    log_format: str | None
+    """None: as the environment says."""
 
 
 def parse(argv: list[str]) -> Settings:
@@ -72,17 +81,29 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument("--monitoring-namespace", help="namespace that may read metrics")
     parser.add_argument("--pod-monitors", action="store_true", help="make PodMonitors for all deployments")
     parser.add_argument("--prometheus-rules", action="store_true", help="make PrometheusRules for all deployments")
+    _add_installation_flags(parser)
     parser.add_argument("--cluster-domain", default="cluster.local")
     parser.add_argument("--fetch-ports", default="443", help="comma-separated ports that fetch Jobs may reach")
     parser.add_argument("--fetch-cidrs", default="", help="comma-separated private networks that fetch Jobs may reach")
+    parser.add_argument(
+        "--workload-pull-secrets",
+        default="",
+        help="comma-separated Secrets of each namespace that Pods without pull secrets of their own use",
+    )
+    parser.add_argument(
+        "--fetch-pod",
+        default="{}",
+        metavar="JSON",
+        help="proxy, private CA, labels and annotations of fetch Pods: docs/install.md",
+    )
     parser.add_argument(
         "--pod-policy",
         default="{}",
         metavar="JSON",
         help="lists of what LLMDeployments may set on Pods: docs/security.md",
     )
-    parser.add_argument("--listen", default="0.0.0.0:8080", help="HOST:PORT of health and metrics")
-    parser.add_argument("--gateway-listen", default="0.0.0.0:8443", help="HOST:PORT for links from gateways, or none")
+    parser.add_argument("--listen", default="[::]:8080", help="HOST:PORT of health and metrics")
+    parser.add_argument("--gateway-listen", default="[::]:8443", help="HOST:PORT for links from gateways, or none")
     parser.add_argument(
         "--operator-service", default="baton-operator", help="Service in the operator's namespace that gateways dial"
     )
@@ -94,6 +115,7 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument(
         "--resync-s", type=float, default=300.0, help="every deployment gets a pass at least this often"
     )
+    parser.add_argument("--log-format", choices=list(LogFormat), help=f"default: {LOG_FORMAT_VARIABLE}, else text")
     parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default="INFO")
     given = parser.parse_args(argv)
     try:
@@ -104,13 +126,26 @@ def parse(argv: list[str]) -> Settings:
             monitoring_namespace=given.monitoring_namespace,
             monitors=given.pod_monitors,
             alerts=given.prometheus_rules,
+            monitoring_labels=parse_labels("--monitoring-labels", given.monitoring_labels),
+            monitoring_interval=_interval(given.monitoring_interval),
+            metrics_compat=given.metrics_compat,
+            llmd_labels=given.llmd_labels,
+            network=NetworkSettings(
+                workloads=given.network_policies,
+                dns_ports=_ports("--dns-ports", given.dns_ports),
+                ingress=parse_rules("--additional-ingress", given.additional_ingress, "from"),
+                egress=parse_rules("--additional-egress", given.additional_egress, "to"),
+            ),
+            pod_ids=parse_pod_ids(given.security_context),
             cluster_domain=given.cluster_domain,
             operator_service=None if given.gateway_listen == "none" else given.operator_service,
             hears_gateways=given.routable_from is RoutableFrom.GATEWAY,
             python=given.python,
-            fetch_ports=_ports(given.fetch_ports),
+            fetch_ports=_ports("--fetch-ports", given.fetch_ports),
             fetch_cidrs=_networks(given.fetch_cidrs),
+            fetch=parse_fetch_settings(given.fetch_pod),
             pod_policy=parse_pod_policy(given.pod_policy),
+            pull_secrets=tuple(name.strip() for name in given.workload_pull_secrets.split(",") if name.strip()),
         )
     except ValueError as error:
         parser.error(str(error))
@@ -139,18 +174,57 @@ def parse(argv: list[str]) -> Settings:
         calls_per_s=given.calls_per_s,
         resync_s=given.resync_s,
         log_level=given.log_level,
+        log_format=given.log_format,
     )
+
+
+def _add_installation_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags for what an installation adds to the objects of all deployments, or leaves out of them."""
+    parser.add_argument(
+        "--monitoring-labels", default="{}", metavar="JSON", help="labels of PodMonitors and PrometheusRules"
+    )
+    parser.add_argument("--monitoring-interval", default="15s", help="time between two reads of a Pod's metrics")
+    parser.add_argument("--metrics-compat", choices=("vllm",), default="", help="serve metrics under these names too")
+    parser.add_argument("--llmd-labels", action="store_true", help="labels llm-d.ai/role and llm-d.ai/model on Pods")
+    parser.add_argument("--dns-ports", default=str(DNS_PORT), help="comma-separated ports that DNS servers listen on")
+    parser.add_argument(
+        "--network-policies",
+        type=WorkloadPolicies,
+        choices=list(WorkloadPolicies),
+        default=WorkloadPolicies.MANAGED,
+        help="Off: deployments get no NetworkPolicies, and those that the operator made are deleted",
+    )
+    for direction in ("ingress", "egress"):
+        parser.add_argument(
+            f"--additional-{direction}",
+            default="[]",
+            metavar="JSON",
+            help=f"{direction} rules of a NetworkPolicy for all Pods of every deployment",
+        )
+    parser.add_argument(
+        "--security-context",
+        default="{}",
+        metavar="JSON",
+        help="runAsUser, runAsGroup and fsGroup of Pods; null leaves an id to the namespace",
+    )
+
+
+def _interval(text: str) -> str:
+    """Raises ValueError."""
+    if _INTERVAL.fullmatch(text) is None:
+        raise ValueError(f"--monitoring-interval: {text!r} is not allowed: must be a duration such as 15s")
+    return text
 
 
 def _lease_name(operator_class: str | None) -> str:
     return "baton-operator" if operator_class is None else f"baton-operator-{operator_class}"
 
 
-def _ports(text: str) -> tuple[int, ...]:
+def _ports(flag: str, text: str) -> tuple[int, ...]:
     """Raises ValueError."""
     ports = tuple(int(port) if port.isascii() and port.isdigit() else 0 for port in text.split(","))
     if not all(0 < port < 65_536 for port in ports):
-        raise ValueError(f"--fetch-ports: {text!r} is not allowed: must be ports from 1 to 65535")
+        raise ValueError(f"{flag}: {text!r} is not allowed: must be ports from 1 to 65535")
     return ports
 
 

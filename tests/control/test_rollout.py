@@ -117,7 +117,10 @@ COUNTS = st.integers(0, 6)
 REVISIONS = st.sampled_from([OLD, NEW, OTHER_MODEL])
 FLEETS = st.dictionaries(st.tuples(st.sampled_from(POOL_ROLES), REVISIONS), COUNTS, max_size=6).map(Fleet.of)
 GOALS = st.builds(wanted, st.integers(1, 6), st.integers(1, 6), REVISIONS)
-LIMITS = st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(any).map(lambda pair: Limits(*pair))
+AMOUNTS = st.one_of(st.integers(0, 3), st.sampled_from(["0%", "1%", "25%", "34%", "100%"]))
+LIMITS = (
+    st.tuples(AMOUNTS, AMOUNTS).filter(lambda pair: not {*pair} <= {0, "0%"}).map(lambda pair: Limits(pair[0], pair[1]))
+)
 
 
 @given(FLEETS, GOALS, LIMITS)
@@ -125,14 +128,32 @@ def test_every_rollout_ends_and_keeps_floor_and_surge(fleet: Fleet, goal: dict[R
     seen = run(fleet, goal, limits)
     assert is_complete(goal, seen[-1].groups), shown(seen[-1])
     for before, after in pairwise(seen):
-        floors = {role: pool.workers - limits.max_unavailable for role, pool in goal.items()}
+        floors = {role: pool.workers - limits.unavailable(pool.workers) for role, pool in goal.items()}
         partners = frozenset(role for role in POOL_ROLES if floors[role] > 0)
         now, then = usable(before.groups, partners), usable(after.groups, partners)
         for role in POOL_ROLES:
             total = sum(group.workers for group in after.groups if group.role is role)
             was = sum(group.workers for group in before.groups if group.role is role)
-            assert total <= max(goal[role].workers + limits.max_surge, was)
+            assert total <= max(goal[role].workers + limits.surge(goal[role].workers), was)
             assert then[role] >= min(floors[role], now[role])
+
+
+@pytest.mark.parametrize(
+    ("surge", "unavailable", "workers", "resolved"),
+    [
+        ("25%", 0, 10, (3, 0)),
+        ("25%", "25%", 10, (3, 2)),
+        ("0%", "25%", 10, (0, 2)),
+        (0, "25%", 3, (0, 1)),
+        ("100%", "0%", 3, (3, 0)),
+        (2, 1, 100, (2, 1)),
+    ],
+)
+def test_a_percentage_is_of_the_pool_as_in_a_deployment(
+    surge: int | str, unavailable: int | str, workers: int, resolved: tuple[int, int]
+) -> None:
+    limits = Limits(surge, unavailable)
+    assert (limits.surge(workers), limits.unavailable(workers)) == resolved
 
 
 def test_without_surge_a_single_worker_is_stopped_before_it_is_replaced() -> None:

@@ -175,11 +175,11 @@ def _not_routable_is_idle(goal: DesiredObject, groups: tuple[Group, ...], limits
 
 
 def _without_floor(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
-    return next_step(goal, groups, Limits(limits.max_surge, limits.max_unavailable + 1, limits.canary), paused)
+    return next_step(goal, groups, Limits(limits.max_surge, limits.unavailable(1) + 1, limits.canary), paused)
 
 
 def _with_more_surge(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
-    return next_step(goal, groups, Limits(limits.max_surge + 1, limits.max_unavailable, limits.canary), paused)
+    return next_step(goal, groups, Limits(limits.surge(1) + 1, limits.max_unavailable, limits.canary), paused)
 
 
 def _unknown_is_all(goal: DesiredObject, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:

@@ -100,7 +100,7 @@ def test_a_model_that_lies_elsewhere_is_fetched_once(
             hub.seen.clear()
 
 
-def test_a_wrong_request_is_answered_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_wrong_request_is_answered_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     responses = answers(
         tmp_path,
         request("long", max_tokens=5_000),
@@ -117,6 +117,7 @@ def test_a_wrong_request_is_answered_and_the_others_go_on(tmp_path: Path) -> Non
         "good": 200,
     }
     assert responses["long"]["body"]["error"]["code"] == "context_length_exceeded"
+    assert "baton: refused first: long: " in capsys.readouterr().err
     assert responses["field"]["body"]["error"]["param"] == "temprature"
 
 

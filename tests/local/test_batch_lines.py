@@ -133,3 +133,11 @@ def test_an_answer_is_what_openai_writes() -> None:
     assert line["response"]["status_code"] == 200
     assert line["response"]["body"] == {"object": "chat.completion"}
     assert line["error"] is None
+
+
+def test_a_byte_order_mark_before_a_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}).encode()
+    other = line.replace(b'"a"', b'"b"')
+    path.write_bytes(b"\xef\xbb\xbf" + line + b"\n\xef\xbb\xbf" + other + b"\n\xef\xbb\xbf\n")
+    assert [(type(entry), entry.custom_id) for entry in read_lines(path)] == [(BatchLine, "a"), (BatchLine, "b")]

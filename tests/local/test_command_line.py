@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 
 from baton_local.__main__ import main
 from baton_local.commands.plan import three_digits
-from baton_local.commands.status import HOME_AND_CLEAR, watch
+from baton_local.commands.status import watch
+from baton_local.options import COMMANDS, command_line, parse_options
 
 HEAVY = ("torch", "numpy", "aiohttp", "pydantic", "msgspec", "yaml", "tokenizers")
 
@@ -48,13 +50,20 @@ def test_completion_knows_every_command_and_the_late_options(capsys: pytest.Capt
     assert checked.returncode == 0, checked.stderr
 
 
+def watched(is_live: bool) -> str:
+    """What is written for two pages."""
+    pages, out = iter(["one", "two"]), io.StringIO()
+    with pytest.raises(StopIteration):
+        watch(lambda: next(pages), out, is_live=is_live, every_s=0.0)
+    return out.getvalue()
+
+
 def test_a_watched_page_is_written_until_something_ends_it() -> None:
-    pages = iter(["one", "two"])
-    for is_clearing, expected in ((False, "one\ntwo\n"), (True, f"{HOME_AND_CLEAR}one\n{HOME_AND_CLEAR}two\n")):
-        pages, out = iter(["one", "two"]), io.StringIO()
-        with pytest.raises(StopIteration):
-            watch(lambda pages=pages: next(pages), out, is_clearing=is_clearing, every_s=0.0)  # type: ignore[misc]
-        assert out.getvalue() == expected
+    assert watched(is_live=False) == "one\ntwo\n"
+
+
+def test_a_live_page_keeps_its_last_state_on_the_screen() -> None:
+    assert "two" in watched(is_live=True).splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -91,3 +100,80 @@ def test_the_script_of_the_package_is_this(tmp_path: Path) -> None:
     )
     assert ended.returncode == 2
     assert "invalid choice: 'frobnicate'" in ended.stderr
+
+
+EVERY_COMMAND = sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("name", EVERY_COMMAND)
+def test_every_help_has_a_description_an_example_and_words_for_each_option(name: str) -> None:
+    parser = command_line(frozenset((name,))).commands[name]
+    text = " ".join(parser.format_help().split())
+    assert "example: " in text
+    assert f" baton {name} " in text or f" baton {name}" in text[-len(name) - 7 :] or name == "completion"
+    for action in parser._actions:
+        if action.help is argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
+            continue
+        assert action.help, f"{action.dest} has no help"
+        if action.default not in (None, False) and action.default != []:
+            shown = parser._get_formatter()._expand_help(action)
+            assert "default" in shown, f"{action.dest} does not name its default"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["quantis"], "did you mean quantise?"),
+        (["stauts"], "did you mean status?"),
+        (["up", "folder", "--prot", "1"], "unrecognized argument --prot: did you mean --port?"),
+        (
+            ["up", "folder", "--max-context=9"],
+            "unrecognized argument --max-context: did you mean --max-context-tokens?",
+        ),
+        (["quantise", "a", "b", "--format", "int9"], "did you mean int8?"),
+        (["up", "folder", "--dtype", "bfloat61"], "did you mean bfloat16?"),
+    ],
+)
+def test_what_is_mistyped_is_refused_with_what_was_meant(
+    arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert meant in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "dest"),
+    [
+        (["plan", "--model", "qwen3-8b"], ["plan", "qwen3-8b"], "model"),
+        (["plan", "--tpot", "20"], ["plan", "--tpot", "20ms"], "tpot"),
+        (["ask", "Hi", "--model", "m"], ["ask", "Hi", "--served-name", "m"], "served_name"),
+        (["up", "m", "--ready-timeout", "90"], ["up", "m", "--ready-timeout", "90s"], "ready_timeout"),
+        (["simulate", "--startup-s", "30"], ["simulate", "--startup-time", "30s"], "startup_time"),
+        (["simulate", "--worker-dies", "decode@90"], ["simulate", "--worker-dies", "decode@90s"], "worker_dies"),
+        (["simulate", "--metrics-lost", "0-90"], ["simulate", "--metrics-lost", "0s-90s"], "metrics_lost"),
+        (["bench", "--gpus", "2"], ["bench", "--accelerators", "2"], "accelerators"),
+        (["bench", "--model", "m"], ["bench", "--served-name", "m"], "served_name"),
+        (
+            ["batch", "--model", "m", "i", "o", "--kv-cache-bytes", "1048576"],
+            ["batch", "--model", "m", "i", "o", "--kv-memory", "1Mi"],
+            "kv_memory",
+        ),
+        (
+            ["compile", "m", "--to", "d", "--gpu", "h200"],
+            ["compile", "m", "--to", "d", "--accelerator", "h200"],
+            "accelerator",
+        ),
+    ],
+)
+def test_old_spellings_work_and_are_not_shown(old: list[str], new: list[str], dest: str) -> None:
+    assert getattr(parse_options(old), dest) == getattr(parse_options(new), dest)
+    flag = next((word for word in old[1:] if word.startswith("--") and word not in new), None)
+    if flag is not None:
+        assert f"{flag} " not in command_line(frozenset(old[:1])).commands[old[0]].format_help()
+
+
+def test_an_old_spelling_says_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    parse_options(["bench", "--gpus", "2"])
+    assert "--gpus is now --accelerators; it goes with version" in capsys.readouterr().err

@@ -6,12 +6,23 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from baton_local.errors import NotRunningError, StartError
-from baton_local.fleet.run_dir import RunDir, base_directory, claimed, find_run, is_held, write_json, write_key
+from baton_local.fleet.run_dir import (
+    KEPT_S,
+    RunDir,
+    base_directory,
+    claimed,
+    find_run,
+    is_held,
+    remove_old,
+    write_json,
+    write_key,
+)
 
 
 @pytest.fixture
@@ -46,7 +57,9 @@ def test_keys_and_addresses_do_not_outlive_the_run_but_logs_do(base: Path) -> No
 def test_a_deployment_runs_once(base: Path) -> None:
     with (
         claimed(base, "default.chat"),
-        pytest.raises(StartError, match=rf"default\.chat is already running \(pid {os.getpid()}\): stop it first"),
+        pytest.raises(
+            StartError, match=rf"default\.chat is already running \(pid {os.getpid()}\): stop it with `baton down chat`"
+        ),
         claimed(base, "default.chat"),
     ):
         pass
@@ -94,12 +107,63 @@ def test_several_deployments_run_side_by_side_and_are_told_apart(base: Path) -> 
         assert is_held(chat)
         assert find_run(base, "code") == code
         assert find_run(base, "default.chat") == chat
-        with pytest.raises(NotRunningError, match=r"several .*default\.chat, team\.code"):
+        with pytest.raises(NotRunningError, match=r"several .*default\.chat, team\.code.*--name"):
             find_run(base, None)
-        with pytest.raises(NotRunningError, match="no deployment named other is running"):
+        with pytest.raises(NotRunningError, match=r"no deployment named other is running; there are default\.chat, "):
             find_run(base, "other")
-    with pytest.raises(NotRunningError, match="no deployment is running"):
+        with pytest.raises(NotRunningError, match=r"no deployment named caht is running: did you mean chat\?"):
+            find_run(base, "caht")
+    with pytest.raises(NotRunningError, match="no deployment is running: start one with `baton up MODEL`"):
         find_run(base, None)
+
+
+def ended(base: Path, name: str, age_s: float = 0.0) -> RunDir:
+    """A run that has ended that long ago."""
+    with claimed(base, name) as run:
+        pass
+    at = time.time() - age_s
+    os.utime(run.lock, (at, at))
+    return run
+
+
+def test_the_one_that_runs_is_meant_though_others_have_ended(base: Path) -> None:
+    ended(base, "default.old")
+    ended(base, "default.older")
+    with claimed(base, "default.chat") as chat:
+        assert find_run(base, None, must_run=False) == chat
+        assert find_run(base, "old", must_run=False).root.name == "default.old", "by its name an ended one is found"
+        with pytest.raises(NotRunningError, match=r"no deployment named nope; there are default\.chat, default\.old"):
+            find_run(base, "nope", must_run=False)
+
+
+def test_without_a_running_one_the_logs_of_the_last_run_are_meant(base: Path) -> None:
+    ended(base, "default.older", age_s=100.0)
+    last = ended(base, "default.last", age_s=10.0)
+    ended(base, "default.aged", age_s=200.0)
+    assert find_run(base, None, must_run=False) == last
+
+
+def test_old_run_folders_are_removed_and_running_or_young_ones_stay(base: Path) -> None:
+    ended(base, "default.ancient", age_s=KEPT_S + 100.0)
+    ended(base, "default.young", age_s=100.0)
+    with claimed(base, "default.chat") as chat:
+        os.utime(chat.lock, (0.0, 0.0))
+        assert remove_old(base, time.time()) == ["default.ancient"]
+        assert {path.name for path in base.iterdir()} == {"default.chat", "default.young"}
+        assert is_held(chat)
+    assert remove_old(base, time.time() + 2 * KEPT_S) == ["default.chat", "default.young"]
+    with claimed(base, "default.young") as run:
+        assert run.keys.is_dir(), "a removed folder is made anew"
+
+
+def test_a_file_system_that_removes_nothing_stops_no_start(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended(base, "default.ancient", age_s=KEPT_S + 100.0)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    assert remove_old(base, time.time()) == []
 
 
 def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
@@ -121,3 +185,13 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path / "baton", 12345, 12345)
     with pytest.raises(StartError, match="belongs to another user"):
         base_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_disk_that_is_full_hinders_no_lock(base: Path) -> None:
+    """The text of the lock file was written again when it was closed, and that error named no file."""
+    run = RunDir(base / "default.chat")
+    run.root.mkdir(mode=0o700)
+    run.lock.symlink_to("/dev/full")
+    with claimed(base, "default.chat") as claimed_run:
+        assert claimed_run.keys.is_dir()

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from baton_local.client import Answer, AnswerEnd
 from baton_local.commands.demo import report
 from baton_local.commands.status import as_json, as_text
-from baton_local.fleet.observation import CacheUse, GatewayState, Link, Observation, ObservedWorker, Transfer
+from baton_local.fleet.observation import ObservedCacheUse, GatewayState, Link, Observation, ObservedWorker, Transfer
 from baton_local.fleet.own_deployment import OwnDeploymentError, check_moved, is_paired, is_settled
 from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_wire.sketch import Sketch
@@ -203,7 +203,7 @@ def test_a_demo_waits_for_a_pair_and_not_for_a_decode_worker_alone() -> None:
 
 
 def test_the_status_shows_how_much_of_what_was_cached_was_found_and_why_sessions_moved() -> None:
-    use = CacheUse(1_000, 810, 900, {"busy": 3, "full": 0, "failed": 0, "leaving": 1})
+    use = ObservedCacheUse(1_000, 810, 900, {"busy": 3, "full": 0, "failed": 0, "leaving": 1})
     seen = replace_gateway(GatewayState(cache=use))
     assert (
         "CACHE 81 % of prompt tokens found, 90 % of those that any worker had; sessions moved: busy 3, leaving 1"
@@ -215,7 +215,7 @@ def test_the_status_shows_how_much_of_what_was_cached_was_found_and_why_sessions
         "cacheable_tokens": 900,
         "moved_sessions": {"busy": 3, "full": 0, "failed": 0, "leaving": 1},
     }
-    for nothing in (None, CacheUse(0, 0, 0, {})):
+    for nothing in (None, ObservedCacheUse(0, 0, 0, {})):
         assert "CACHE" not in as_text(replace_gateway(GatewayState(cache=nothing)))
     assert as_json(replace_gateway(GatewayState()))["cache"] is None
 

@@ -10,6 +10,7 @@ import pytest
 from baton_control.spec.gateway_fields import UnknownFieldsPolicy
 from baton_local.__main__ import main
 from baton_local.commands import up
+from baton_local.fetching.default_deployment import DefaultOptions, default_deployment
 from baton_testing.kube.manifests import deployment
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "tiny.yaml")
@@ -43,3 +44,31 @@ def test_a_flag_goes_before_the_manifest(
     monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], expected: tuple[Any, ...]
 ) -> None:
     assert asked(monkeypatch, *flags) == expected
+
+
+def test_workers_dtype_and_kv_memory_need_no_file() -> None:
+    options = DefaultOptions(prefill=(2, 2), decode=(1, 4), dtype="bfloat16", kv_memory=1 << 30)
+    spec = default_deployment("file:///m", "m", 4096, is_on_gpu=False, options=options).spec
+    assert (spec.prefill.replicas.min, spec.prefill.replicas.max) == (2, 2)
+    assert (spec.decode.replicas.min, spec.decode.replicas.max) == (1, 4)
+    assert (spec.model.dtype, spec.prefill.engine.kv_cache_memory) == ("bfloat16", 1 << 30)
+    plain = default_deployment("file:///m", "m", 4096, is_on_gpu=False).spec
+    assert (plain.prefill.replicas.max, plain.prefill.engine.kv_cache_memory) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [(("--prefill", "2"), "--prefill"), (("--dtype", "auto", "--kv-memory", "1Gi"), "--dtype, --kv-memory")],
+)
+def test_options_of_a_model_are_refused_next_to_a_manifest(
+    flags: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", "-f", EXAMPLE, *flags]) == 2
+    assert f"baton: {named}: not allowed with -f" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "3-1", "x", "1-", "-2", "1-9999", "²"])
+def test_a_number_of_workers_is_checked(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", "m", f"--prefill={text}"])
+    assert "must be N or MIN-MAX" in capsys.readouterr().err

@@ -33,13 +33,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options. The sizes are a worker's flags, with the same defaults."""
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="folder with config.json; weights need not be there")
-    add("--gpu", choices=tuple(GPUS), required=True, help="what workers will run on")
+    accelerator = parser.add_mutually_exclusive_group(required=True)
+    accelerator.add_argument(
+        "--accelerator", choices=tuple(GPUS), metavar="NAME", help=f"what workers will run on: {', '.join(GPUS)}"
+    )
+    accelerator.add_argument("--gpu", dest="accelerator", choices=tuple(GPUS), help=argparse.SUPPRESS)
     add("--to", type=Path, required=True, metavar="DIR", help="folder for the kernels; others in it stay")
-    add("--dtype", choices=("auto", *DTYPES), default="auto")
-    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
-    add("--max-context-tokens", type=whole_number(16, 1 << 20), metavar="N")
-    add("--block-tokens", type=whole_number(1, 4_096), default=BLOCK_TOKENS["cuda"], metavar="N")
-    add("--max-sequences", type=whole_number(1, 4_096), default=MAX_SEQUENCES, metavar="N")
+    types = "type of weights and arithmetic (default: auto, the model's own)"
+    add("--dtype", choices=("auto", *DTYPES), default="auto", help=types)
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="type of the KV cache (default: auto)")
+    context = "maximum tokens of prompt and answer together (default: the model's own)"
+    add("--max-context-tokens", type=whole_number(16, 1 << 20), metavar="N", help=context)
+    tokens, sequences = BLOCK_TOKENS["cuda"], MAX_SEQUENCES
+    block = f"tokens per KV block (default: {tokens})"
+    add("--block-tokens", type=whole_number(1, 4_096), default=tokens, metavar="N", help=block)
+    batch = f"sequences that are computed together (default: {sequences})"
+    add("--max-sequences", type=whole_number(1, 4_096), default=sequences, metavar="N", help=batch)
 
 
 def compile_kernels(options: argparse.Namespace) -> int:
@@ -52,7 +61,7 @@ def compile_kernels(options: argparse.Namespace) -> int:
     context = spec.context_within(options.max_context_tokens)
     dtype = default_dtype(spec, META) if options.dtype == "auto" else DTYPES[options.dtype]
     kv_dtype = KV_FP8 if options.kv_cache_dtype == "fp8" else dtype
-    gpu, here = GPUS[options.gpu], CompiledHere()
+    gpu, here = GPUS[options.accelerator], CompiledHere()
     covered = {}
     with fill_folder(options.to, here), compiling_for(gpu):
         model = blank_model(options.model, spec, dtype, META, context)

@@ -83,6 +83,8 @@ class WorkerConfig:
     """Folder of kernels that were compiled ahead."""
     paced: Path | None
     """File of step times to emulate; None: a model computes."""
+    metrics_compat: str = "none"
+    """`vllm`: metrics are served under vLLM's names too."""
 
     @property
     def lands(self) -> bool:
@@ -158,6 +160,7 @@ def parser(role: Role | None) -> argparse.ArgumentParser:
     add("--keys", type=Path, required=True, metavar="DIR", help="directory of link keys; file name = key id")
     add("--announce", type=Path, metavar="FILE", help="written once ready: addresses and epoch as JSON")
     add("--template-hash", default="local", metavar="HASH")
+    add("--metrics-compat", choices=("none", "vllm"), default="none", help="vllm: metrics under vLLM's names too")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     add(

@@ -11,21 +11,35 @@ replicas: 2
 logLevel: info
 callsPerSecond: 200
 clusterDomain: cluster.local
-fetch: {ports: [443], cidrs: []}
+fetch: {ports: [443], cidrs: [], env: {}, caBundle: {configMapName: ""}, podLabels: {}, podAnnotations: {}}
 masterKeys: {existingSecret: ""}
 resources: {requests: {cpu: 100m, memory: 256Mi}, limits: {memory: 512Mi}}
 nodeSelector: {}
 tolerations: []
+affinity: {}
 priorityClassName: ""
 podDisruptionBudget: {enabled: true}
-networkPolicy: {enabled: true, apiServerPorts: [443, 6443]}
-monitoring: {namespace: "", podMonitor: false, prometheusRule: false}
+podLabels: {}
+podAnnotations: {}
+extraEnv: []
+securityContext: {runAsUser: 10001, runAsGroup: 10001, fsGroup: 10001}
+networkPolicy:
+  enabled: true
+  apiServerPorts: [443, 6443]
+  dnsPorts: [53]
+  workloads: Managed
+  additionalIngress: []
+  additionalEgress: []
+monitoring: {namespace: "", podMonitor: false, prometheusRule: false, labels: {}, interval: ""}
+serviceMonitor: {enabled: false}
+metricsCompat: ""
+llmdLabels: false
 aggregateRoles: true
 secretsPolicy: {enabled: true}
 {{- end }}
 
 {{- define "baton.withDefaults" -}}
-{{- $whole := list "resources" "nodeSelector" }}{{- /* as given, or else the default */ -}}
+{{- $whole := list "resources" "nodeSelector" "securityContext" }}{{- /* as given, or else the default */ -}}
 {{- range $key, $default := include "baton.defaults" . | fromYaml }}
   {{- if kindIs "invalid" (index $.Values $key) }}
     {{- $_ := set $.Values $key $default }}

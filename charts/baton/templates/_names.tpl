@@ -12,6 +12,15 @@
 {{- required (printf "%s: must be IMAGE@sha256:DIGEST; make images prints the digests" $field) (get .images .name) }}
 {{- end }}
 
+{{- /* The ids of Pods as JSON; one that is absent or null is null: left to the namespace. */ -}}
+{{- define "baton.podIds" -}}
+{{- $ids := dict }}
+{{- range list "runAsUser" "runAsGroup" "fsGroup" }}
+  {{- $_ := set $ids . (index $.Values.securityContext .) }}
+{{- end }}
+{{- $ids | toJson }}
+{{- end }}
+
 {{- define "baton.selector" -}}
 app.kubernetes.io/name: baton-operator
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -15,16 +15,17 @@ from baton_control.spec.base_model import Model
 from baton_control.spec.quantities import Quantity
 from baton_control.spec.resource_quantities import Allowed
 
-KEY_WORDS = "named by a Kubernetes key such as example.com/tier"
-
 
 def allowed_at(location: tuple[int | str, ...]) -> str:
     """The allowed values at a place in an LLMDeployment, in words that fit after "must be"."""
     annotation: object = LLMDeployment
     metadata: tuple[object, ...] = ()
+    key: object = str
     for part in location:
         if part == "[key]":  # pydantic adds this part when it refuses the key of a mapping
-            return KEY_WORDS
+            return f"named by {describe(key)}"
+        outer, _ = unwrapped(annotation, ())
+        key = typing.get_args(outer)[0] if typing.get_origin(outer) is dict else str
         annotation, metadata = _inside(annotation, part)
     return describe(annotation, metadata)
 
@@ -112,7 +113,8 @@ def _plain(annotation: object) -> str:
     if typing.get_origin(annotation) is tuple:
         return "a list"
     if typing.get_origin(annotation) is dict:
-        return "a mapping of text to text"
+        value, _ = unwrapped(typing.get_args(annotation)[1], ())
+        return f"a mapping of text to {'integers' if value is int else 'text'}"
     names = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
     return names.get(annotation, "known") if isinstance(annotation, type) else "known"
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from baton_control.spec.base_model import Model, broken_rule
+from baton_control.spec.count_or_percent import CountOrPercent
 from baton_control.spec.gateway_fields import GatewaySpec
 from baton_control.spec.pools import MAX_REPLICAS, PoolSpec
 from baton_control.spec.quantities import (
@@ -21,6 +22,7 @@ from baton_control.spec.quantities import (
     Label,
     LabelValue,
     ObjectName,
+    PullSecretName,
     QualifiedName,
     Rate,
     TimeOfDay,
@@ -170,10 +172,10 @@ class AutoscalingSpec(Model):
 class RolloutSpec(Model):
     """Rollout of a new worker template."""
 
-    max_surge: Annotated[int, Field(ge=0, le=64)] = 1
-    """Maximum number of workers above the desired number, per pool, during a rollout."""
-    max_unavailable: Annotated[int, Field(ge=0, le=64)] = 0
-    """Maximum number of workers below the desired number, per pool, during a rollout."""
+    max_surge: CountOrPercent = 1
+    """Maximum number of workers above the desired number, per pool, during a rollout. A percentage rounds up."""
+    max_unavailable: CountOrPercent = 0
+    """Maximum number of workers below the desired number, per pool, in a rollout. A percentage rounds down."""
     canary: Annotated[int, Field(ge=0, le=100)] = 0
     """Percent of a pool that a new template gets before the rollout holds. 0: it does not hold."""
     paused: bool = False
@@ -181,8 +183,10 @@ class RolloutSpec(Model):
 
     @model_validator(mode="after")
     def _can_move(self) -> RolloutSpec:
-        if self.max_surge == 0 and self.max_unavailable == 0:
-            raise broken_rule("maxSurge", "0 is not allowed: must be at least 1 while maxUnavailable is 0")
+        if {self.max_surge, self.max_unavailable} <= {0, "0%"}:
+            raise broken_rule(
+                "maxSurge", f"{self.max_surge} is not allowed: must be at least 1 while maxUnavailable is 0"
+            )
         return self
 
 
@@ -201,6 +205,13 @@ class PodMetadataSpec(Model):
         return self
 
 
+class PullSecretSpec(Model):
+    """Secret for pulling the images."""
+
+    name: ObjectName
+    """Name of a Secret in the same namespace."""
+
+
 class DeploymentSpec(Model):
     """Desired state: the model, its latency targets and its workers."""
 
@@ -215,11 +226,23 @@ class DeploymentSpec(Model):
     autoscaling: AutoscalingSpec = AutoscalingSpec()
     rollout: RolloutSpec = RolloutSpec()
     gateway: GatewaySpec = GatewaySpec()
-    image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(max_length=8, strict=False)] = ()
-    """Secrets in the same namespace for pulling the images."""
+    image_pull_secrets: Annotated[tuple[PullSecretName, ...], Field(max_length=8, strict=False)] = ()
+    """Names of Secrets in the same namespace for pulling the images. Empty: those that the installation names."""
+    pull_secrets: Annotated[tuple[PullSecretSpec, ...], Field(max_length=8, strict=False)] = ()
+    """The same as objects, as Pods have them. Only without `imagePullSecrets`."""
     pod_metadata: PodMetadataSpec = PodMetadataSpec()
     operator_class: Label | None = None
     """Class of the operator that manages this deployment (its --class). Unset: the operator without a class."""
+
+    @model_validator(mode="after")
+    def _pull_secrets_in_normal_form(self) -> DeploymentSpec:
+        """The same spec with its pull secrets as names."""
+        if not self.pull_secrets:
+            return self
+        if self.image_pull_secrets:
+            raise broken_rule("pullSecrets", "not allowed: must be absent while imagePullSecrets is given")
+        names = tuple(secret.name for secret in self.pull_secrets)
+        return self.model_copy(update={"image_pull_secrets": names, "pull_secrets": ()})
 
     @model_validator(mode="after")
     def _pools_sleep_together(self) -> DeploymentSpec:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from baton_control.spec.base_model import Model, broken_rule
 from baton_control.spec.placing import PlacementSpec
-from baton_control.spec.quantities import AnnotationValue, Duration, Label, ObjectName, Origin, QualifiedName
+from baton_control.spec.quantities import AnnotationValue, Cidr, Duration, Label, ObjectName, Origin, QualifiedName
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, refuse_reserved
 from baton_control.spec.resources import ResourceSpec
 
@@ -18,6 +18,22 @@ class ServiceType(enum.StrEnum):
     CLUSTER_IP = "ClusterIP"
     NODE_PORT = "NodePort"
     LOAD_BALANCER = "LoadBalancer"
+
+
+class TrafficPolicy(enum.StrEnum):
+    CLUSTER = "Cluster"
+    LOCAL = "Local"
+
+
+class IpFamilyPolicy(enum.StrEnum):
+    SINGLE_STACK = "SingleStack"
+    PREFER_DUAL_STACK = "PreferDualStack"
+    REQUIRE_DUAL_STACK = "RequireDualStack"
+
+
+class IpFamily(enum.StrEnum):
+    IPV4 = "IPv4"
+    IPV6 = "IPv6"
 
 
 class UnknownFieldsPolicy(enum.StrEnum):
@@ -34,6 +50,34 @@ class ServiceSpec(Model):
     """TCP port of the Service."""
     annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
     """Annotations of the Service, for cloud load balancers for example. The installation lists the allowed keys."""
+
+    load_balancer_class: QualifiedName | None = None
+    """Implementation of the load balancer. Only with `LoadBalancer`. Unset: the cluster's default."""
+    load_balancer_source_ranges: Annotated[tuple[Cidr, ...], Field(max_length=64, strict=False)] = ()
+    """Networks of the clients that the load balancer lets through. Only with `LoadBalancer`. Empty: all."""
+    external_traffic_policy: Annotated[TrafficPolicy, Field(strict=False)] | None = None
+    """`Local` keeps clients' addresses and uses only the Pods of a node. Not with `ClusterIP`. Unset: `Cluster`."""
+    ip_family_policy: Annotated[IpFamilyPolicy, Field(strict=False)] | None = None
+    """Number of IP families of the Service. Unset: `PreferDualStack`, as many as the cluster has."""
+    ip_families: Annotated[tuple[Annotated[IpFamily, Field(strict=False)], ...], Field(max_length=2, strict=False)] = ()
+    """IP families, the first for the cluster address. Empty: the cluster's default."""
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> ServiceSpec:
+        for field, value in (
+            ("loadBalancerClass", self.load_balancer_class),
+            ("loadBalancerSourceRanges", self.load_balancer_source_ranges),
+        ):
+            if value and self.type is not ServiceType.LOAD_BALANCER:
+                raise broken_rule(field, "not allowed: must be absent unless type is LoadBalancer")
+        if self.external_traffic_policy is not None and self.type is ServiceType.CLUSTER_IP:
+            message = f"{self.external_traffic_policy} is not allowed: must be absent while type is ClusterIP"
+            raise broken_rule("externalTrafficPolicy", message)
+        if len(set(self.ip_families)) < len(self.ip_families):
+            raise broken_rule("ipFamilies", "not allowed: families must differ")
+        if len(self.ip_families) > 1 and self.ip_family_policy is IpFamilyPolicy.SINGLE_STACK:
+            raise broken_rule("ipFamilies", "not allowed: must be one family while ipFamilyPolicy is SingleStack")
+        return self
 
     @model_validator(mode="after")
     def _not_reserved(self) -> ServiceSpec:
@@ -55,15 +99,45 @@ class ApiKeysSpec(Model):
     """Secret in the same namespace. Each entry has one key per line and is named after a tenant. Re-read on change."""
 
 
+class ParentRefSpec(Model):
+    """Gateway that a route attaches to."""
+
+    name: ObjectName
+    """Name of the Gateway."""
+    namespace: Label | None = None
+    """Namespace of the Gateway. Unset: the namespace of the LLMDeployment."""
+    section_name: ObjectName | None = None
+    """Name of one of its listeners. Unset: all that the route fits."""
+    port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    """Port of its listeners. Unset: any."""
+
+
 class RouteSpec(Model):
     """HTTPRoute to the gateway's Service, for clusters with the Gateway API."""
 
-    parent: ObjectName
-    """Name of the Gateway that the route attaches to."""
+    parent: ObjectName | None = None
+    """Name of the Gateway that the route attaches to. Exactly one of this and `parentRefs` is given."""
     parent_namespace: Label | None = None
-    """Namespace of that Gateway. Unset: the namespace of the LLMDeployment."""
+    """Namespace of the Gateway `parent`. Unset: the namespace of the LLMDeployment."""
+    parent_refs: Annotated[tuple[ParentRefSpec, ...], Field(max_length=8, strict=False)] = ()
+    """Gateways that the route attaches to, as in an HTTPRoute."""
     hostnames: Annotated[tuple[ObjectName, ...], Field(max_length=16, strict=False)] = ()
     """Host names of the requests that the route matches. Empty: all requests that reach the Gateway."""
+
+    @model_validator(mode="after")
+    def _has_parents(self) -> RouteSpec:
+        if (self.parent is None) == (not self.parent_refs):
+            raise broken_rule("parent", "must be given, or parentRefs, and not both")
+        if self.parent_namespace is not None and self.parent is None:
+            message = f"{self.parent_namespace} is not allowed: must be absent while parentRefs is given"
+            raise broken_rule("parentNamespace", message)
+        return self
+
+    def parents(self) -> tuple[ParentRefSpec, ...]:
+        """The Gateways, whichever way they are given."""
+        if self.parent is None:
+            return self.parent_refs
+        return (ParentRefSpec(name=self.parent, namespace=self.parent_namespace),)
 
 
 class LimitSpec(Model):

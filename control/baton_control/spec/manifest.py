@@ -8,6 +8,7 @@ limited in size and depth.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sized
+from itertools import islice
 from pathlib import Path
 
 import yaml
@@ -17,11 +18,16 @@ from pydantic_core import ErrorDetails
 from baton_control.errors import FieldProblem, ManifestError, shown
 from baton_control.spec.allowed import allowed_at, known_at
 from baton_control.spec.api import LLMDeployment
+from baton_control.spec.foreign_fields import foreign_field
+from baton_wire.suggestions import suggestion
 
 MAX_FILE_BYTES = 256 << 10
 MAX_DEPTH = 24
 MAX_DOCUMENTS = 8
 """Empty ones included: a file may begin and end with `---`."""
+
+MAX_CHECKED = 256
+"""Documents of one file that are checked at once."""
 
 Location = tuple[int | str, ...]
 
@@ -62,18 +68,40 @@ class _Loader(yaml.SafeLoader):
 
 def read_manifest(path: Path) -> LLMDeployment:
     """The LLMDeployment in a file. Raises ManifestError, which names the file where no field can be named."""
+    return parse_manifest(read_text(path), str(path))
+
+
+def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of a file. Raises ManifestError."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(most_bytes + 1)
     except OSError as error:
         raise ManifestError((FieldProblem(str(path), f"cannot be read: {error.strerror or error}"),)) from error
-    if len(data) > MAX_FILE_BYTES:
-        raise ManifestError((FieldProblem(str(path), f"must be at most {MAX_FILE_BYTES} bytes"),))
+    return decode_text(data, str(path), most_bytes)
+
+
+def decode_text(data: bytes, name: str, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """A file's bytes as text. Raises ManifestError."""
+    if len(data) > most_bytes:
+        raise ManifestError((FieldProblem(name, f"must be at most {most_bytes} bytes"),))
     try:
-        text = data.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
-        raise ManifestError((FieldProblem(str(path), f"must be UTF-8: byte {error.start} is not"),)) from error
-    return parse_manifest(text, str(path))
+        raise ManifestError((FieldProblem(name, f"must be UTF-8: byte {error.start} is not"),)) from error
+
+
+def parse_documents(text: str, name: str) -> list[object]:
+    """All documents of a YAML text that are not empty, as plain data. Raises ManifestError."""
+    try:
+        documents = [document for document in islice(yaml.load_all(text, Loader=_Loader), MAX_CHECKED + 1)]
+    except yaml.YAMLError as error:
+        raise ManifestError((FieldProblem(name, _yaml_message(error)),)) from error
+    except (ValueError, RecursionError) as error:
+        raise ManifestError((FieldProblem(name, f"not usable YAML: {error}"),)) from error
+    if len(documents) > MAX_CHECKED:
+        raise ManifestError((FieldProblem(name, f"must hold at most {MAX_CHECKED} documents"),))
+    return [document for document in documents if document is not None]
 
 
 def parse_manifest(text: str, name: str = "manifest") -> LLMDeployment:
@@ -169,12 +197,20 @@ def _problem(detail: ErrorDetails) -> FieldProblem:
         return FieldProblem(_path((*location, detail["ctx"]["field"])), detail["msg"])
     allowed = allowed_at(location)
     if kind == "extra_forbidden":
-        return FieldProblem(_path(location), f"unknown field; known here: {known_at(location[:-1])}")
+        return FieldProblem(_path(location), _unknown(location))
     if kind == "missing":
         return FieldProblem(_path(location), f"is missing: must be {allowed}")
     hint = " (quote it: YAML reads a bare On, Off, Yes or No as true or false)" if isinstance(value, bool) else ""
     hint = hint if "one of" in allowed else ""
     return FieldProblem(_path(location), f"{shown(value)} is not allowed: must be {allowed}{hint}")
+
+
+def _unknown(location: Location) -> str:
+    """An unknown field in words, with what another system's field is called here, or what was probably meant."""
+    known, name = known_at(location[:-1]), str(location[-1])
+    if foreign := foreign_field(name):
+        return f"unknown field: {foreign}"
+    return f"unknown field{suggestion(name, known.split(', '))}; known here: {known}"
 
 
 def _path(location: Location) -> str:

@@ -49,6 +49,7 @@ class AcceleratorType(enum.StrEnum):
     A100 = "A100"
 
 
+DeviceCount = Annotated[int, Field(ge=1, le=64)]
 NodeLabels = Annotated[dict[QualifiedName, LabelValue], Field(max_length=8)]
 
 
@@ -68,8 +69,12 @@ class AlternativeSpec(Model):
 class AcceleratorSpec(Model):
     """Accelerator of a pool."""
 
-    resource: ResourceName
-    """Extended resource of the node; each rank of a worker takes one."""
+    resource: ResourceName | None = None
+    """Extended resource of the node; each rank of a worker takes one. Exactly one of this and `claim` is set."""
+    claim: Label | None = None
+    """Name in `resourceClaims` of the accelerator's claim, instead of `resource`. Not with `alternatives`."""
+    with_: Annotated[dict[ResourceName, DeviceCount], Field(max_length=8, alias="with")] = {}  # noqa: RUF012 - pydantic copies it
+    """Extended resources of a worker besides the accelerator, such as rdma/ib: 1, from the installation's list."""
     type: Annotated[AcceleratorType, Field(strict=False)] | None = None
     """Type of the accelerator, for sizing until steps were measured. Unset: sized like an H100 until then."""
     cost_per_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None
@@ -78,6 +83,19 @@ class AcceleratorSpec(Model):
     """Labels of the nodes with this accelerator, besides `placement.nodeSelector`."""
     alternatives: Annotated[tuple[AlternativeSpec, ...], Field(max_length=3, strict=False)] = ()
     """Types that mode SLO chooses instead, on a cluster, when they meet the targets at lower cost."""
+
+    @model_validator(mode="after")
+    def _is_one_device(self) -> AcceleratorSpec:
+        if (self.resource is None) == (self.claim is None):
+            raise broken_rule("resource", "must be given, or claim, and not both")
+        if self.claim is not None and self.alternatives:
+            raise broken_rule("alternatives", "not allowed: must be absent while claim is given")
+        if self.resource in self.with_:
+            raise broken_rule(f"with.{self.resource}", "not allowed: must differ from resource")
+        for name in self.with_:
+            if is_native(name):
+                raise broken_rule(f"with.{name}", "not allowed: kubernetes.io is no domain of extended resources")
+        return self
 
     @model_validator(mode="after")
     def _can_be_compared(self) -> AcceleratorSpec:
@@ -94,6 +112,12 @@ class AcceleratorSpec(Model):
         if len(set(nodes)) < len(nodes):
             raise broken_rule("alternatives", "not allowed: each type needs a resource or a nodeSelector of its own")
         return self
+
+
+def is_native(resource: str) -> bool:
+    """True for a resource of Kubernetes itself, which is no extended resource."""
+    domain = resource.partition("/")[0]
+    return domain == "kubernetes.io" or domain.endswith(".kubernetes.io")
 
 
 class ResourceClaimSpec(Model):
@@ -145,6 +169,15 @@ class PoolSpec(Model):
         names = [claim.name for claim in self.resource_claims]
         if len(set(names)) < len(names):
             raise broken_rule("resourceClaims", "not allowed: names must differ")
+        return self
+
+    @model_validator(mode="after")
+    def _claims_its_accelerator(self) -> PoolSpec:
+        claim = None if self.accelerator is None else self.accelerator.claim
+        names = [claim_spec.name for claim_spec in self.resource_claims]
+        if claim is not None and claim not in names:
+            message = f"{claim} is not allowed: must be a name in resourceClaims: {', '.join(names) or 'none'}"
+            raise broken_rule("accelerator.claim", message)
         return self
 
     @model_validator(mode="after")

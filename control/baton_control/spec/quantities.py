@@ -112,6 +112,11 @@ ObjectName = Annotated[
     StringConstraints(pattern=rf"^{_SUBDOMAIN}$", min_length=1, max_length=253),
     Allowed("an object name in the same namespace: lower-case letters, digits, '-' and '.', at most 253 characters"),
 ]
+PullSecretName = Annotated[
+    str,
+    StringConstraints(pattern=rf"^{_SUBDOMAIN}$", min_length=1, max_length=253),
+    Allowed("the name of a Secret in the same namespace, as text; a mapping with name goes into pullSecrets"),
+]
 ServedName = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", min_length=1, max_length=128),
@@ -135,6 +140,15 @@ LabelValue = Annotated[
 AnnotationValue = Annotated[str, StringConstraints(max_length=1024), Allowed("text of at most 1024 characters")]
 CpuQuantity = Annotated[str, CPUS]
 MemoryText = Annotated[str, BYTES]
+_OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+Cidr = Annotated[
+    str,
+    StringConstraints(
+        pattern=rf"^({_OCTET}([.]{_OCTET}){{3}}/(3[0-2]|[12]?[0-9])|[0-9a-fA-F:]*:[0-9a-fA-F:]*/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$",
+        max_length=49,
+    ),
+    Allowed("a network such as 192.0.2.0/24 or 2001:db8::/32"),
+]
 TimeOfDay = Annotated[
     str,
     StringConstraints(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", max_length=5),

@@ -23,13 +23,43 @@ class Dtype(enum.StrEnum):
     FLOAT16 = "float16"
 
 
+class AccessMode(enum.StrEnum):
+    READ_WRITE_MANY = "ReadWriteMany"
+    READ_WRITE_ONCE = "ReadWriteOnce"
+    READ_ONLY_MANY = "ReadOnlyMany"
+
+
+class CacheType(enum.StrEnum):
+    """Copies of a fetched model."""
+
+    SHARED = "Shared"
+    PER_WORKER = "PerWorker"
+    IMAGE_VOLUME = "ImageVolume"
+
+
 class CacheSpec(Model):
     """Volume claim for fetched models."""
 
+    type: Annotated[CacheType, Field(strict=False)] = CacheType.SHARED
+    """Copies. `Shared`: one claim. `PerWorker`: a clone for each worker. `ImageVolume`: no claim, an oci:// image."""
     size: MemoryText = "100Gi"
     """Size of the volume claim, which keeps every fetched source. It can only grow."""
     storage_class_name: ObjectName | None = None
-    """StorageClass of the claim, readable by many nodes at once. Unset: the cluster's default."""
+    """StorageClass of the claim, which has to offer `accessMode`. Unset: the cluster's default."""
+    access_mode: Annotated[AccessMode, Field(strict=False)] = AccessMode.READ_WRITE_MANY
+    """Mode of workers' volumes. `ReadWriteOnce`: all workers are on one node. `ReadOnlyMany`: they read a clone."""
+    claim_name: ObjectName | None = None
+    """Existing claim, also of several deployments; `size` is ignored. Unset: a claim of its own is made."""
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> CacheSpec:
+        if self.claim_name is not None and self.storage_class_name is not None:
+            raise broken_rule("storageClassName", "must be absent while claimName is given, which has a class")
+        if self.claim_name is not None and self.type is CacheType.IMAGE_VOLUME:
+            raise broken_rule("claimName", "must be absent while type is ImageVolume, which needs no claim")
+        if self.access_mode is AccessMode.READ_ONLY_MANY and self.type is CacheType.PER_WORKER:
+            raise broken_rule("accessMode", "must be ReadWriteOnce or ReadWriteMany while type is PerWorker")
+        return self
 
 
 class FetchSpec(Model):
@@ -46,6 +76,13 @@ class FetchSpec(Model):
     def _not_reserved(self) -> FetchSpec:
         refuse_reserved("serviceAccountAnnotations", self.service_account_annotations, RESERVED_ANNOTATIONS)
         return self
+
+
+class CredentialsSpec(Model):
+    """Credentials for fetching the model."""
+
+    secret_name: ObjectName
+    """Secret in the same namespace."""
 
 
 class ModelSpec(Model):
@@ -75,6 +112,8 @@ class ModelSpec(Model):
     fetch: FetchSpec = FetchSpec()
     credentials_secret: ObjectName | None = None
     """Secret in the same namespace with credentials for fetching the model. Unset: no credentials are sent."""
+    credentials: CredentialsSpec | None = None
+    """The same as an object, as other Secrets are named. Only without `credentialsSecret`."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> ModelSpec:
@@ -82,4 +121,15 @@ class ModelSpec(Model):
             raise broken_rule("aliases", "not allowed: names must differ from each other and from servedName")
         if not are_compatible(self.tool_format, self.reasoning_format):
             raise broken_rule("reasoningFormat", "not allowed: harmony is toolFormat and reasoningFormat at once")
+        if self.cache.type is CacheType.IMAGE_VOLUME and not self.source.startswith("oci://"):
+            raise broken_rule("cache.type", "must be Shared or PerWorker: an ImageVolume needs an oci:// source")
         return self
+
+    @model_validator(mode="after")
+    def _credentials_in_normal_form(self) -> ModelSpec:
+        """The same model with its credentials as `credentialsSecret`."""
+        if self.credentials is None:
+            return self
+        if self.credentials_secret is not None:
+            raise broken_rule("credentials", "not allowed: must be absent while credentialsSecret is given")
+        return self.model_copy(update={"credentials_secret": self.credentials.secret_name, "credentials": None})

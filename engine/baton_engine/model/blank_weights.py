@@ -12,7 +12,8 @@ from torch import Tensor
 from baton_engine.model.assembly import assemble
 from baton_engine.model.checkpoint_files import find_checkpoint
 from baton_engine.model.decoder import Decoder
-from baton_engine.model.weights import TensorHeader, check_parameters, open_safetensors, served_tensors
+from baton_engine.model.tensor_headers import TensorHeader
+from baton_engine.model.weights import check_parameters, open_safetensors, served_tensors
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.parameters import expected_tensors
 

@@ -20,6 +20,7 @@ from baton_wire.models.config_fields import JsonObject
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+ADAPTER: Final = "adapter_config.json"
 REFUSED_SUFFIXES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".gguf", ".npy", ".npz", ".h5", ".msgpack")
 NOT_A_MODEL: Final = ("consolidated", "adapter", "model-")
 """Starts of names: Mistral's own layout, adapters, and a shard whose index is gone."""
@@ -121,10 +122,39 @@ def _only(directory: Path) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
+def what_it_is(directory: Path) -> str:
+    """The content of a directory without config.json in words, with what to do about it."""
+    return (
+        foreign_format(directory) or "no config.json: a model is a folder with config.json, safetensors and tokenizer"
+    )
+
+
+def foreign_format(directory: Path) -> str | None:
+    """The format of a directory's weights if it is not served, with what to do; None: it is no known other one."""
+    names = sorted(path.name for path in directory.iterdir())
+    gguf = [name for name in names if name.endswith(".gguf")]
+    if ADAPTER in names:
+        return (
+            f"{ADAPTER}: this is a LoRA adapter, which is not applied; merge it into its base model "
+            "(peft: model.merge_and_unload(), then save_pretrained) and serve the merged folder"
+        )
+    if gguf and not any(name.endswith(".safetensors") for name in names):
+        return (
+            f"{gguf[0]}: GGUF is not read; serve the model's original folder or repository in safetensors, "
+            "and make it small with `baton quantise --format int4`"
+        )
+    return None
+
+
 def _what_is_missing(directory: Path) -> str:
+    if (foreign := foreign_format(directory)) is not None:
+        return foreign
     refused = sorted(path.name for path in directory.iterdir() if path.suffix in REFUSED_SUFFIXES)
     if refused:
-        return f"refused: only safetensors weights are loaded, found {', '.join(refused[:4])}"
+        return (
+            f"refused: only safetensors weights are loaded, found {', '.join(refused[:4])}; convert them where you "
+            "trust them (transformers: model.save_pretrained(folder, safe_serialization=True))"
+        )
     other = sorted(path.name for path in directory.iterdir() if path.suffix == ".safetensors")
     others = f"; found {', '.join(other[:4])}" if other else ""
     return f"no weights: neither {SINGLE} nor {INDEX} exists{others}"

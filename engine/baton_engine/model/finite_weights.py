@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.errors import WeightsError
-from baton_engine.model.weights import TensorHeader, WeightSource
+from baton_engine.model.tensor_headers import TensorHeader
+from baton_engine.model.weights import WeightSource
 
 LOOK_BYTES: Final = 1 << 30
 """Weights that are checked at once; copying them to a GPU takes 20 ms at least. Loading a broken file ends early."""

@@ -1,16 +1,19 @@
 """Check whether a model can be served, from its files alone, before anything starts. No torch here.
 
 `baton up` and `baton plan` check first; a worker that loads the model comes to the same result. The check reads no
-weights: config.json, the context length that is asked for, and the names of the weight files are enough.
+weights: config.json, the context length that is asked for, and the headers of the weight files are enough.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from baton_engine.model.checkpoint_files import find_checkpoint
+from baton_engine.model.checkpoint_files import find_checkpoint, what_it_is
 from baton_engine.model.model_directory import read_json_object, read_spec
+from baton_engine.model.tensor_headers import TensorHeader, check_headers, read_headers, served_headers
 from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.errors import ModelError
 from baton_wire.models.parsing import parse_spec
 
 CONFIG = "config.json"
@@ -22,7 +25,15 @@ def servable_config(config_path: Path) -> DecoderSpec:
 
 
 def servable_model(directory: Path) -> DecoderSpec:
-    """The model of a directory that has weight files by name. Raises ModelError."""
+    """The model of a directory whose weight files have its tensors, by their headers. Raises ModelError."""
+    return servable_weights(directory)[0]
+
+
+def servable_weights(directory: Path) -> tuple[DecoderSpec, Mapping[str, TensorHeader]]:
+    """The model of a directory and the headers of its tensors. Raises ModelError."""
+    if directory.is_dir() and not (directory / CONFIG).exists():
+        raise ModelError(what_it_is(directory))
     config = read_spec(directory)
-    find_checkpoint(directory)
-    return config
+    headers = served_headers(read_headers(find_checkpoint(directory)), config)
+    check_headers(headers, config)
+    return config, headers

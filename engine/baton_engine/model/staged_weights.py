@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton_engine.model.weights import TensorHeader, WeightSource
+from baton_engine.model.tensor_headers import TensorHeader
+from baton_engine.model.weights import WeightSource
 
 PIECE_BYTES: Final = 16 << 20
 """A GPU takes it in 0.3 ms."""

@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -21,27 +20,16 @@ from torch import Tensor
 from baton_engine.model.checkpoint_files import CheckpointFiles
 from baton_engine.model.errors import WeightsError
 from baton_engine.model.formats.random_tensors import FP4_EXPONENT, draw
+from baton_engine.model.tensor_headers import TensorHeader, check_headers, language_model_names, list_names
 from baton_wire.models.decoder_spec import DecoderSpec
-from baton_wire.models.formats.weight_format import Shape
 from baton_wire.models.parameters import (
     EMBEDDING,
     HEAD,
     expected_tensors,
-    is_harmless_extra,
     linear_sizes,
-    may_hold_zeros,
 )
-from baton_wire.models.wrappers import text_name
 
-_SHOWN: Final = 6
 _CPU: Final = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorHeader:
-    shape: Shape
-    dtype: str
-    """The dtype's name in safetensors files."""
 
 
 class WeightSource(Protocol):
@@ -71,14 +59,7 @@ class LanguageModelWeights:
     def __init__(self, source: WeightSource) -> None:
         """Raises WeightsError where two tensors get one name."""
         self._source = source
-        self._names: dict[str, str] = {}
-        for name in source.headers:
-            own = text_name(name)
-            if own is None:
-                continue
-            if own in self._names:
-                raise WeightsError(f"tensor {name}: exists as {self._names[own]} too")
-            self._names[own] = name
+        self._names = language_model_names(source.headers)
         self.headers: Mapping[str, TensorHeader] = {own: source.headers[name] for own, name in self._names.items()}
 
     def read(self, name: str) -> Tensor:
@@ -108,7 +89,7 @@ def open_safetensors(files: CheckpointFiles) -> Iterator[SafetensorsWeights]:
         missing = [name for name in files.index if name not in handles]
         if missing:
             raise WeightsError(
-                f"{files.index[missing[0]]}: lacks tensors that the index places there: {_list_names(missing)}"
+                f"{files.index[missing[0]]}: lacks tensors that the index places there: {list_names(missing)}"
             )
         yield SafetensorsWeights(handles, headers)
 
@@ -172,42 +153,18 @@ class RandomWeights:
 def check_parameters(source: WeightSource, config: DecoderSpec) -> None:
     """Raises WeightsError naming tensors that are missing, misshapen for the config, or not understood, and
     ModelConfigError for a `quantization_config` that names no layer or suits none."""
-    expected, headers = expected_tensors(config), source.headers
-    config.formats.check(list(linear_sizes(config)), [name.rpartition(".")[0] for name in expected])
-    missing = [name for name, form in expected.items() if name not in headers and not form.optional]
-    if missing:
-        raise WeightsError(f"missing tensors: {_list_names(missing)}")
-    for name, form in expected.items():
-        if name not in headers:
-            continue
-        header = headers[name]
-        if header.shape not in form.shapes:
-            allowed = " or ".join(str(list(shape)) for shape in form.shapes)
-            raise WeightsError(
-                f"tensor {name}: shape {list(header.shape)} does not fit the config, which asks for {allowed}"
-            )
-        if header.dtype not in form.dtypes:
-            raise WeightsError(f"tensor {name}: has dtype {header.dtype}; allowed: {', '.join(form.dtypes)}")
-    extra = [name for name in headers if name not in expected and not is_harmless_extra(name, config)]
-    for name in [name for name in extra if may_hold_zeros(name, config)]:
+    headers = source.headers
+    for name in check_headers(headers, config):
         if bool(source.read(name).any()):
             raise WeightsError(f"tensor {name}: is not zero; a {config.family} model of this config has no such bias")
-        extra.remove(name)
     if config.tied_head and HEAD in headers and not _is_same(source.read(HEAD), source.read(EMBEDDING)):
         raise WeightsError(
             f"tensor {HEAD}: is not {EMBEDDING}, as tie_word_embeddings: true says; allowed: the same, or"
             " tie_word_embeddings: false"
         )
-    if extra:
-        raise WeightsError(f"tensors that a {config.family} model of this config does not have: {_list_names(extra)}")
 
 
 def _is_same(head: Tensor, embedding: Tensor) -> bool:
     """Compare in the coarser dtype: some files store the two in different dtypes."""
     coarser = min(head.dtype, embedding.dtype, key=lambda dtype: dtype.itemsize)
     return head.shape == embedding.shape and torch.equal(head.to(coarser), embedding.to(coarser))
-
-
-def _list_names(names: list[str]) -> str:
-    shown = ", ".join(sorted(names)[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -1,23 +1,23 @@
 """The syntaxes in which models write tool calls: one class for each, which reads the text between its marks.
 
-A call begins at one of the marks in `openers`. If a format has none, it begins an answer with `bare_prefix`. Text that
-turns out not to be a call is content, unchanged; so is what follows a broken call up to its closing mark.
+A call begins at one of the marks in `openers`. Models forget these marks, so a call also begins at a text in
+`unmarked`, or begins an answer with one of `bare_prefixes`. There only names of the request's tools are calls. Text
+that turns out not to be a call is content, unchanged. So is what follows a broken call, up to its closing mark or the
+next call.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_gateway.answers.json_calls import MAX_NAME_CHARS, read_arguments, read_call_object
+from baton_gateway.answers.call_readers import NAME, Tools, finish_call, read_call_name
+from baton_gateway.answers.json_calls import read_arguments, read_call_object, read_json_calls, read_python_object
+from baton_gateway.answers.python_calls import read_python_calls
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
-from baton_gateway.answers.tool_use import Tool
 
-_NAME = re.compile(r"[^\s<>\"'{}\[\]()|｜]+")
-
-Tools = Mapping[str, Tool]
+FUNCTION_END = "</function>"
 
 
 class CallFormat(Protocol):
@@ -29,13 +29,23 @@ class CallFormat(Protocol):
         ...
 
     @property
+    def unmarked(self) -> Sequence[str]:
+        """Texts at which calls begin whose mark was forgotten."""
+        ...
+
+    @property
     def ignored(self) -> Sequence[str]:
         """Marks around calls that have no meaning of their own."""
         ...
 
     @property
-    def bare_prefix(self) -> str:
-        """The beginning of an answer that may be a call without a mark; empty: there is none."""
+    def bare_prefixes(self) -> Sequence[str]:
+        """Beginnings of an answer that may be a call without a mark."""
+        ...
+
+    @property
+    def is_bare(self) -> bool:
+        """True if calls usually have no mark, but the first of `bare_prefixes`."""
         ...
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
@@ -45,42 +55,72 @@ class CallFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """JSON objects of name and arguments, each between two marks: Hermes, Qwen."""
+    """JSON objects of name and arguments, each between two marks: Hermes, Qwen. Several or a list are read too."""
 
     openers: tuple[str, ...]
     close: str
+    unmarked: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    bare_prefix: str = ""
+    bare_prefixes: tuple[str, ...] = ("{",)
+    is_bare: bool = False
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         feed.hold()
-        yield from feed.expect(mark)
-        is_whole = yield from read_call_object(feed)
-        yield from finish_call(feed, is_whole, self.close)
+        is_marked = mark not in self.bare_prefixes
+        names = None if is_marked else tools
+        if is_marked:
+            yield from feed.expect(mark)
+            yield from feed.expect("[")
+        is_whole = is_marked and (yield from read_python_object(feed, (self.close,)))
+        is_whole = is_whole or (yield from read_call_object(feed, names))
+        while is_whole and not single_call and (yield from _is_next_object(feed)):
+            feed.hold()
+            yield from feed.expect(",")
+            if not (yield from read_call_object(feed, names)):
+                is_whole = False
+                if feed.is_holding:
+                    feed.roll_back()
+        if is_whole and is_marked:
+            yield from feed.expect("]")
+        yield from finish_call(feed, is_whole, self.close, self.openers, is_marked)
 
 
 @dataclass(frozen=True, slots=True)
 class BareJsonCalls:
-    """JSON objects without marks, with separators between: Llama 3. Only names of the request's tools are calls."""
+    """JSON objects without marks, with separators between: Llama 3. Only names of the request's tools are calls.
+
+    Llama also writes `<function=NAME>`, the arguments and `</function>`.
+    """
 
     openers: tuple[str, ...]
     separators: tuple[str, ...]
+    unmarked: tuple[str, ...] = ("<function=",)
     ignored: tuple[str, ...] = ()
-    bare_prefix: str = "{"
+    bare_prefixes: tuple[str, ...] = ("{", "[")
+    is_bare: bool = True
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         feed.hold()
-        if mark != self.bare_prefix:
+        if mark in self.unmarked:
+            yield from self._read_function(feed, mark, tools)
+            return
+        if mark not in self.bare_prefixes:
             yield from feed.expect(mark)
-        while (yield from read_call_object(feed, tools)) and not single_call:
-            yield from feed.skip_blanks()
-            separator = yield from feed.next_mark(self.separators)
-            if separator is None:
-                break
-            feed.hold()
-            yield from feed.expect(separator)
-        if feed.is_holding:
+        if (yield from feed.starts_with("[", after_blanks=True)):
+            yield from read_python_calls(feed, tools, single_call)
+        else:
+            yield from read_json_calls(feed, tools, single_call, self.separators)
+
+    def _read_function(self, feed: TextFeed, mark: str, tools: Tools) -> Steps[None]:
+        yield from feed.expect(mark)
+        is_named = (yield from read_call_name(feed, (">",))) and feed.held_name in tools
+        if not is_named or not (yield from feed.expect(">")):
             feed.roll_back()
+            return
+        feed.commit()
+        yield from feed.skip_blanks()
+        if (yield from read_arguments(feed, (FUNCTION_END,))):
+            yield from feed.expect(FUNCTION_END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +134,10 @@ class NamedJsonCalls:
     """The text between name and arguments."""
     after: str
     close: str
+    unmarked: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    bare_prefix: str = ""
+    bare_prefixes: tuple[str, ...] = ()
+    is_bare: bool = False
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         feed.hold()
@@ -107,9 +149,11 @@ class NamedJsonCalls:
             feed.take(self.between, SpanKind.MARK)
             feed.commit()
             yield from feed.skip_blanks()
-            is_whole = yield from read_arguments(feed)
-            is_whole = is_whole and (not self.after or (yield from feed.expect(self.after)))
-        yield from finish_call(feed, is_whole, self.close)
+            ends = (self.after, self.close) if self.after else (self.close,)
+            is_whole = yield from read_arguments(feed, (*ends, *self.ignored, *self.openers))
+            if is_whole and self.after:
+                yield from feed.expect(self.after)
+        yield from finish_call(feed, is_whole, self.close, (*self.openers, *self.ignored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +163,34 @@ class MistralCalls:
     openers: tuple[str, ...] = ("[TOOL_CALLS]",)
     call_id: str = "[CALL_ID]"
     arguments: str = "[ARGS]"
+    unmarked: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    bare_prefix: str = ""
+    bare_prefixes: tuple[str, ...] = ("[",)
+    is_bare: bool = False
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         feed.hold()
-        yield from feed.expect(mark)
+        is_marked = mark not in self.bare_prefixes
+        if is_marked:
+            yield from feed.expect(mark)
         if (yield from feed.expect("[")):
-            yield from self._read_list(feed, single_call)
+            yield from self._read_list(feed, None if is_marked else tools, single_call)
+        elif (yield from feed.starts_with("{")):
+            yield from read_call_object(feed)
         elif (yield from read_call_name(feed, (self.call_id, self.arguments, "{"))):
             if (yield from feed.starts_with(self.call_id)):
                 feed.take(self.call_id, SpanKind.MARK)
-                call_id = yield from feed.read_matching(_NAME)
+                call_id = yield from feed.read_matching(NAME)
                 feed.take(call_id, SpanKind.MARK)
             if (yield from feed.expect(self.arguments)) or (yield from feed.starts_with("{")):
                 feed.commit()
                 yield from feed.skip_blanks()
-                yield from read_arguments(feed)
+                yield from read_arguments(feed, self.openers)
         if feed.is_holding:
             feed.roll_back()
 
-    def _read_list(self, feed: TextFeed, single_call: bool) -> Steps[None]:
-        while (yield from read_call_object(feed)) and not single_call:
+    def _read_list(self, feed: TextFeed, names: Tools | None, single_call: bool) -> Steps[None]:
+        while (yield from read_call_object(feed, names)) and not single_call:
             yield from feed.skip_blanks()
             if (yield from feed.starts_with("]")):
                 feed.take("]", SpanKind.MARK)
@@ -151,25 +201,30 @@ class MistralCalls:
             yield from feed.expect(",")
 
 
-def read_call_name(feed: TextFeed, ends: Sequence[str]) -> Steps[bool]:
-    """Take a name up to one of the marks, which stays unread. False: there is no name."""
-    text = yield from feed.read_until(ends, MAX_NAME_CHARS)
-    name = (text or "").strip()
-    if text is None or not _NAME.fullmatch(name):
-        return False
-    begin = text.index(name)
-    feed.take(text[:begin], SpanKind.MARK)
-    feed.take(name, SpanKind.NAME)
-    feed.take(text[begin + len(name) :], SpanKind.MARK)
-    return True
+@dataclass(frozen=True, slots=True)
+class PythonCalls:
+    """A list of calls with named arguments. Only names of the request's tools are calls, and a call whose first
+    argument has no name is none: nobody could say what it means. After an opening mark the brackets may be missing.
+    Llama 4 also writes JSON objects.
+    """
+
+    openers: tuple[str, ...]
+    ignored: tuple[str, ...]
+    unmarked: tuple[str, ...] = ()
+    bare_prefixes: tuple[str, ...] = ("[", "{")
+    is_bare: bool = True
+
+    def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
+        feed.hold()
+        if mark not in self.bare_prefixes:
+            yield from feed.expect(mark)
+        if (yield from feed.starts_with("{", after_blanks=True)):
+            yield from read_json_calls(feed, tools, single_call, (";", ","))
+        else:
+            yield from read_python_calls(feed, tools, single_call)
 
 
-def finish_call(feed: TextFeed, is_whole: bool, close: str) -> Steps[None]:
-    """Read up to the closing mark. Text before it that is no part of the call is content, as is a text without call."""
-    if feed.is_holding:
-        feed.roll_back()
-        return
-    if is_whole and (yield from feed.expect(close)):
-        return
-    if (yield from feed.stream_until((close,), SpanKind.CONTENT)) is not None:
-        feed.take(close, SpanKind.MARK)
+def _is_next_object(feed: TextFeed) -> Steps[bool]:
+    """Take blanks, and return True if another object follows, perhaps after a comma."""
+    yield from feed.skip_blanks()
+    return (yield from feed.next_mark(("{", ","))) is not None

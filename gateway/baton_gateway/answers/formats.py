@@ -10,9 +10,15 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from baton_gateway.answers.call_formats import BareJsonCalls, CallFormat, JsonCalls, MistralCalls, NamedJsonCalls
+from baton_gateway.answers.call_formats import (
+    BareJsonCalls,
+    CallFormat,
+    JsonCalls,
+    MistralCalls,
+    NamedJsonCalls,
+    PythonCalls,
+)
 from baton_gateway.answers.harmony import CHANNEL, ENDS, MESSAGE, START
-from baton_gateway.answers.python_calls import PythonCalls
 from baton_gateway.answers.tagged_calls import TaggedCalls
 from baton_wire.rules.answer_formats import (
     AUTO,
@@ -55,6 +61,7 @@ TOOL_CALL_FORMATS: Mapping[str, CallFormat] = {
         value_begins="\n",
         end="</function>",
         close="</tool_call>",
+        unmarked=("<function=",),
     ),
     "glm": TaggedCalls(
         openers=("<tool_call>",),
@@ -175,4 +182,5 @@ def _texts(row: object) -> Iterator[str]:
     assert dataclasses.is_dataclass(row)
     for field in dataclasses.fields(row):
         value = getattr(row, field.name)
-        yield from (value,) if isinstance(value, str) else value
+        if isinstance(value, str | tuple):
+            yield from (value,) if isinstance(value, str) else value

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from baton_gateway.answers.json_calls import NO_ARGUMENTS, NULL
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -16,6 +17,7 @@ CHANNELS = ("analysis", "commentary", "final")
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 TO = " to="
 MAX_HEADER_CHARS = 1_024
+_MAX_NULL_CHARS = 16
 _HEADER = re.compile(
     r"(?:<\|start\|>assistant)?(?:\s*to=(?P<early>[^\s<>]+))?\s*<\|channel\|>\s*(?P<channel>analysis|commentary|final)"
     r"(?:\s*to=(?P<late>[^\s<>]+))?(?:\s*<\|constrain\|>\s*\w+|\s+(?:json|code|text))?\s*"
@@ -49,14 +51,29 @@ class Harmony:
             elif match["channel"] == "analysis" and not (match["early"] or match["late"]):
                 kind = SpanKind.REASONING
             feed.is_thinking = kind is SpanKind.REASONING
-            if is_call and (yield from feed.next_mark((*ENDS, START))) is not None:
-                feed.emit("{}")
+            if is_call:
+                yield from self._read_no_arguments(feed)
             end = yield from feed.stream_until((*ENDS, START), kind)
             feed.is_thinking = False
             if end in ENDS:
                 feed.take(end, SpanKind.MARK)
             if is_call and end is not None and single_call:
                 return True
+
+    def _read_no_arguments(self, feed: TextFeed) -> Steps[None]:
+        """Take null or nothing, with blanks around it, as an empty object."""
+        yield from feed.skip_blanks()
+        ends = (*ENDS, START)
+        if (yield from feed.next_mark(ends)) is not None:
+            feed.emit(NO_ARGUMENTS)
+        elif (yield from feed.is_at_end()):
+            feed.emit("" if feed.is_cut else NO_ARGUMENTS)
+        elif (yield from feed.starts_with(NULL)):
+            value = yield from feed.read_until(ends, _MAX_NULL_CHARS)
+            if value is None and feed.has_ended and not feed.is_cut:
+                value = feed.unread
+            if value is not None and value.strip() == NULL:
+                feed.take(value, SpanKind.ARGUMENTS, NO_ARGUMENTS)
 
     def _take_header(self, feed: TextFeed, header: str, match: re.Match[str]) -> bool:
         """Take the header. True: it begins a call."""

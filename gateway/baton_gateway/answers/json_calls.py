@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 
-from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
+from baton_gateway.answers.python_literals import translate_literal
+from baton_gateway.answers.text_feed import MAX_STRING_CHARS, SpanKind, Steps, TextFeed
 
 MAX_NAME_CHARS = 512
+NO_ARGUMENTS = "{}"
+NULL = "null"
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")
 """Members that some models add and that mean nothing here."""
@@ -17,10 +21,11 @@ _INSIDE = re.compile(r"[\s,:0-9A-Za-z+.-]*")
 _SCALAR = re.compile(r"[0-9A-Za-z+.-]*")
 
 
-def read_call_object(feed: TextFeed, names: Collection[str] | None = None) -> Steps[bool]:
+def read_call_object(feed: TextFeed, names: Collection[str] | None = None, is_inner: bool = False) -> Steps[bool]:
     """Read one call: an object of `name` and `arguments` or `parameters`, in any order. True: it was one to its end.
 
     The feed holds; it is committed once the name is known and arguments begin. `names`: no other name is a call.
+    `is_inner`: it is the member `function` of a call, where OpenAI's API has name and arguments.
     """
     if not (yield from feed.expect("{")):
         return False
@@ -29,6 +34,8 @@ def read_call_object(feed: TextFeed, names: Collection[str] | None = None) -> St
         key = yield from _read_key(feed)
         if key == "name" and not is_named:
             is_named = is_valid = yield from _read_name(feed, names)
+        elif key == "function" and not (is_named or is_inner):
+            is_named = has_arguments = is_valid = yield from read_call_object(feed, names, is_inner=True)
         elif key in _ARGUMENTS and not has_arguments:
             if is_named:
                 feed.commit()
@@ -46,7 +53,45 @@ def read_call_object(feed: TextFeed, names: Collection[str] | None = None) -> St
         return False
     feed.commit()
     if not has_arguments:
-        feed.emit("{}")
+        feed.emit(NO_ARGUMENTS)
+    return True
+
+
+def read_json_calls(
+    feed: TextFeed, names: Collection[str], single_call: bool, separators: Sequence[str]
+) -> Steps[None]:
+    """Read JSON objects of offered tools' calls, which separators or blanks stand between."""
+    while (yield from read_call_object(feed, names)) and not single_call:
+        yield from feed.skip_blanks()
+        separator = yield from feed.next_mark(separators)
+        if separator is None and not (yield from feed.starts_with("{")):
+            break
+        feed.hold()
+        yield from feed.expect(separator or "")
+    if feed.is_holding:
+        feed.roll_back()
+
+
+def read_python_object(feed: TextFeed, ends: Sequence[str]) -> Steps[bool]:
+    """Read one call that a model wrote as a dict of Python, up to one of the marks. True: it was one."""
+    yield from feed.skip_blanks()
+    if not (yield from feed.starts_with("{'")):
+        return False
+    raw = yield from feed.read_until(ends, MAX_STRING_CHARS)
+    raw = feed.unread if raw is None and feed.has_ended else raw
+    translated = None if raw is None else translate_literal(raw)
+    if raw is None or translated is None:
+        return False
+    try:
+        value = msgspec.json.decode(translated)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    arguments = value.get("arguments", value.get("parameters", {})) if isinstance(value, dict) else None
+    if not isinstance(arguments, dict) or not isinstance(name := value.get("name"), str) or not name:
+        return False
+    feed.take("", SpanKind.NAME, name)
+    feed.commit()
+    feed.take(raw, SpanKind.ARGUMENTS, json.dumps(arguments, ensure_ascii=False))
     return True
 
 
@@ -74,7 +119,7 @@ def _read_key(feed: TextFeed) -> Steps[str]:
     yield from feed.skip_blanks()
     raw = yield from feed.read_string(MAX_NAME_CHARS)
     key = decode_string(raw)
-    if raw is None or key not in ("name", *_ARGUMENTS, *_IGNORED):
+    if raw is None or key not in ("name", "function", *_ARGUMENTS, *_IGNORED):
         return ""
     feed.take(raw, SpanKind.MARK)
     if not (yield from feed.expect(":")):
@@ -102,15 +147,28 @@ def is_json(text: str) -> bool:
     return True
 
 
-def read_arguments(feed: TextFeed) -> Steps[bool]:
-    """Stream a call's arguments. A model may write them as a JSON string: then its content is emitted."""
+def read_arguments(feed: TextFeed, ends: Sequence[str] = ()) -> Steps[bool]:
+    """Stream a call's arguments; null, nothing and an empty text are an empty object.
+
+    A model may write the arguments as a JSON string: then its content is emitted. `ends`: marks that end a call
+    without arguments. If the answer was cut here, nothing is known of its arguments.
+    """
+    if (yield from feed.next_mark(ends)) is not None:
+        feed.emit(NO_ARGUMENTS)
+        return True
+    if ends and (yield from feed.is_at_end()):
+        feed.emit("" if feed.is_cut else NO_ARGUMENTS)
+        return not feed.is_cut
+    if (yield from feed.starts_with(NULL)):
+        feed.take(NULL, SpanKind.ARGUMENTS, NO_ARGUMENTS)
+        return True
     if not (yield from feed.starts_with('"')):
         return (yield from stream_json_value(feed))
     raw = yield from feed.read_string()
     text = decode_string(raw)
     if raw is None or text is None:
         return (yield from stream_json_value(feed))
-    feed.take(raw, SpanKind.ARGUMENTS, text or "{}")
+    feed.take(raw, SpanKind.ARGUMENTS, NO_ARGUMENTS if text.strip() in ("", NULL) else text)
     return True
 
 

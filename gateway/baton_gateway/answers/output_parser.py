@@ -20,7 +20,8 @@ from baton_gateway.answers.output_parts import (
     merge_parts,
 )
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed, TextSpan
-from baton_gateway.answers.tool_use import Tool
+from baton_gateway.answers.text_gaps import TextGaps
+from baton_gateway.answers.tool_use import CallBound, Tool
 
 _ID_CHARS = string.ascii_letters + string.digits
 ID_LENGTH = 9
@@ -49,21 +50,19 @@ class OutputParser:
         single_call: bool = False,
         call_id: Callable[[], str] = new_call_id,
         *,
-        calls_only: bool = False,
-        either_calls: bool = False,
+        bound: CallBound = CallBound.FREE,
     ) -> None:
         """`tools`: without any, nothing is parsed as a call. `is_thinking`: the prompt opened reasoning.
-        `single_call`: the answer is over after one call. `calls_only`: a grammar allows nothing but calls, so any other
-        text is the beginning of a call that was cut. `either_calls`: an answer that does not begin with a call has
-        none, whatever its text spells.
+        `single_call`: the answer is over after one call. `bound`: of the grammar that the answer follows.
         """
         self._feed = TextFeed()
         self._feed.is_thinking = is_thinking
         self._tokens = {token: text for text, token in form.tokens}
         self._tools = {tool.name: tool for tool in tools}
         self._single = single_call
-        self._calls_alone = calls_only
-        self._either_calls = either_calls
+        self._bound = bound
+        usual_gap = "\n" if form.is_harmony else ""  # between messages
+        self._gaps = TextGaps(SpanKind.CONTENT, usual_gap), TextGaps(SpanKind.REASONING, usual_gap)
         self._call_id = call_id
         self._calls = 0
         self._arguments: list[str] = []
@@ -106,9 +105,9 @@ class OutputParser:
         """Parse more text, and return the parts that it makes clear."""
         return self.parts(self.spans(text))
 
-    def end(self) -> tuple[AnswerPart, ...]:
-        """Return the parts that were still open at the end of the text."""
-        return self.parts(self.last_spans())
+    def end(self, is_cut: bool = False) -> tuple[AnswerPart, ...]:
+        """Return the parts that were still open at the end of the text. `is_cut`: the model did not end it."""
+        return self.parts(self.last_spans(is_cut))
 
     def spans(self, text: str) -> list[TextSpan]:
         """Parse more text into spans, which together are the text, character by character."""
@@ -116,25 +115,26 @@ class OutputParser:
         self._advance()
         return self._reclassify(self._feed.take_spans())
 
-    def last_spans(self) -> list[TextSpan]:
-        self._feed.end()
+    def last_spans(self, is_cut: bool = False) -> list[TextSpan]:
+        self._feed.end(is_cut)
         self._advance()
         self._feed.is_thinking = False
         return self._reclassify(self._feed.take_spans())
 
     def _reclassify(self, spans: list[TextSpan]) -> list[TextSpan]:
         """Make content a mark if only calls may come: it is the beginning of a mark that was cut."""
-        if not self._calls_alone:
+        if self._bound is not CallBound.ONLY:
             return spans
         return [replace(span, kind=SpanKind.MARK) if span.kind is SpanKind.CONTENT else span for span in spans]
 
     def parts(self, spans: Sequence[TextSpan]) -> tuple[AnswerPart, ...]:
-        return tuple(merge_parts([self._part(span) for span in spans if span.kind is not SpanKind.MARK]))
+        parts = (("".join(gaps.before(span) for gaps in self._gaps), span) for span in spans)
+        return tuple(merge_parts([self._part(span, gap) for gap, span in parts if span.kind is not SpanKind.MARK]))
 
-    def _part(self, span: TextSpan) -> AnswerPart:
+    def _part(self, span: TextSpan, gap: str) -> AnswerPart:
         match span.kind:
             case SpanKind.REASONING:
-                return ReasoningPart(span.text)
+                return ReasoningPart(gap + span.text)
             case SpanKind.NAME:
                 self._calls += 1
                 self._arguments = []
@@ -143,7 +143,7 @@ class OutputParser:
                 self._arguments.append(span.text)
                 return ArgumentsPart(self._calls - 1, span.text)
             case _:
-                return ContentPart(span.text)
+                return ContentPart(gap + span.text)
 
     def _advance(self) -> None:
         if self._steps is not None:
@@ -159,15 +159,16 @@ class OutputParser:
         feed = self._feed
         if marks is not None:
             yield from self._read_reasoning(marks)
-        if (
-            calls is not None
-            and calls.bare_prefix
-            and (yield from feed.starts_with(calls.bare_prefix, after_blanks=True))
-        ):
-            yield from feed.skip_blanks()
-            yield from self._read_calls(calls, calls.bare_prefix)
+        takes_unmarked = calls is not None and self._bound is CallBound.FREE
+        if calls is not None:
+            prefixes = calls.bare_prefixes if takes_unmarked else calls.bare_prefixes[: calls.is_bare]
+            prefix = yield from self._first_of(prefixes)
+            if prefix is not None and (yield from self._first_of(calls.openers)) is None:
+                yield from feed.skip_blanks()
+                yield from self._read_calls(calls, prefix)
         openers = (*calls.openers, *calls.ignored) if calls is not None else ()
-        if self._either_calls and not feed.num_names and not (yield from self._begins_with_any(openers)):
+        openers += tuple(calls.unmarked) if calls is not None and takes_unmarked else ()
+        if self._bound is CallBound.EITHER and not feed.num_names and (yield from self._first_of(openers)) is None:
             openers = ()
         while not self.is_over:
             mark = yield from feed.stream_until(openers, SpanKind.CONTENT, strip=True)
@@ -180,11 +181,12 @@ class OutputParser:
             else:
                 yield from self._read_calls(calls, mark)
 
-    def _begins_with_any(self, marks: Sequence[str]) -> Steps[bool]:
+    def _first_of(self, marks: Sequence[str]) -> Steps[str | None]:
+        """Return the mark with which the unread text begins, perhaps after blanks."""
         for mark in marks:
             if (yield from self._feed.starts_with(mark, after_blanks=True)):
-                return True
-        return False
+                return mark
+        return None
 
     def _read_reasoning(self, marks: ReasoningMarks) -> Steps[None]:
         feed = self._feed

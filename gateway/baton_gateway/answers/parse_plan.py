@@ -12,7 +12,7 @@ from baton_gateway.answers.tool_grammars import (
     may_answer_instead,
     tool_format,
 )
-from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
+from baton_gateway.answers.tool_use import CallBound, Tool, ToolMode, ToolUse
 from baton_gateway.errors import unsupported
 from baton_gateway.structured_outputs.output_format import OutputFormat
 
@@ -30,21 +30,11 @@ class ParsePlan:
     single_call: bool = False
     output_format: OutputFormat | None = None
     """The format that constrains calls; None: they are free."""
-    calls_only: bool = False
-    """True if a grammar allows nothing but calls."""
-    either_calls: bool = False
-    """True if a grammar allows nothing but calls, or no call at all."""
+    bound: CallBound = CallBound.FREE
 
     def make_parser(self) -> OutputParser:
         """Build the parser of one choice."""
-        return OutputParser(
-            self.form,
-            self.tools,
-            self.is_thinking,
-            self.single_call,
-            calls_only=self.calls_only,
-            either_calls=self.either_calls,
-        )
+        return OutputParser(self.form, self.tools, self.is_thinking, self.single_call, bound=self.bound)
 
     @property
     def reasoning_marks(self) -> tuple[str, str] | None:
@@ -84,6 +74,13 @@ def make_parse_plan(
         is_answering,
         single_call,
         output_format,
-        tool_use.mode is ToolMode.REQUIRED,
-        is_either,
+        _bound(tool_use, is_bound, is_either),
     )
+
+
+def _bound(tool_use: ToolUse, is_bound: bool, is_either: bool) -> CallBound:
+    if is_either:
+        return CallBound.EITHER
+    if tool_use.mode is ToolMode.REQUIRED:
+        return CallBound.ONLY
+    return CallBound.MARKED if is_bound else CallBound.FREE

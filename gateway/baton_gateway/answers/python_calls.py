@@ -4,158 +4,118 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import msgspec
-
-from baton_gateway.answers.call_formats import Tools, read_call_name
-from baton_gateway.answers.json_calls import MAX_NAME_CHARS
+from baton_gateway.answers.call_readers import Tools, read_call_name
+from baton_gateway.answers.json_calls import MAX_NAME_CHARS, NO_ARGUMENTS
+from baton_gateway.answers.python_literals import translate_literal
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
 
 MAX_LITERAL_CHARS = 1 << 20
+_LONG = {'"': 3, "'": 3, "\\": 2}
+"""Characters whose meaning the next ones decide, with how many it takes: a quote may be three."""
 _KEY = re.compile(r"\s*[^\W\d]\w*\s*")
-_TOKEN = re.compile(
-    r"""(?P<blank>\s+)|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_]\w*)"""
-    r"""|(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<sign>[\[\]{}(),:])""",
-    re.DOTALL,
-)
-_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-_SIGNS = {"(": "[", ")": "]"}
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 
 
-@dataclass(frozen=True, slots=True)
-class PythonCalls:
-    """A list of calls with named arguments. Only names of the request's tools are calls."""
-
-    openers: tuple[str, ...]
-    ignored: tuple[str, ...]
-    bare_prefix: str = "["
-
-    def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
+def read_python_calls(feed: TextFeed, tools: Tools, single_call: bool) -> Steps[None]:
+    """Read calls of offered tools with a bracket around them, or without: then they follow an opening mark."""
+    has_bracket = yield from feed.expect("[")
+    while (yield from _read_call(feed, tools)):
+        if (has_bracket and (yield from feed.expect("]"))) or single_call:
+            return
+        yield from feed.skip_blanks()
+        if not (yield from feed.starts_with(",")):
+            return
         feed.hold()
-        yield from feed.expect(mark)
-        if mark == self.bare_prefix or (yield from feed.expect(self.bare_prefix)):
-            while (yield from self._read_call(feed, tools)):
-                if (yield from feed.expect("]")) or single_call:
-                    return
-                if not (yield from feed.starts_with(",")):
-                    return
-                feed.hold()
-                yield from feed.expect(",")
-        if feed.is_holding:
-            feed.roll_back()
+        yield from feed.expect(",")
+    if feed.is_holding:
+        feed.roll_back()
 
-    def _read_call(self, feed: TextFeed, tools: Tools) -> Steps[bool]:
-        if not (yield from read_call_name(feed, ("(",))) or feed.held_name not in tools:
-            return False
-        feed.take("(", SpanKind.MARK)
-        feed.commit()
-        count = 0
-        while not (yield from feed.expect(")")):
-            if count and not (yield from feed.expect(",")):
-                break
-            if count and (yield from feed.expect(")")):
-                feed.emit("}")
-                return True
-            yield from feed.skip_blanks()
-            key = yield from feed.read_until(("=",), MAX_NAME_CHARS)
-            if key is None or not _KEY.fullmatch(key):
-                break
-            feed.take(key, SpanKind.ARGUMENTS, f"{', ' if count else '{'}{json.dumps(key.strip())}: ")
-            feed.take("=", SpanKind.MARK)
-            literal = yield from _read_literal(feed)
-            if literal is None:
-                yield from feed.stream_until((), SpanKind.ARGUMENTS)
-                return False
-            feed.take(literal, SpanKind.ARGUMENTS, as_json(literal))
-            count += 1
-        else:
-            feed.emit("}" if count else "{}")
-            return True
-        feed.emit("}" if count else "{}")
+
+def _read_call(feed: TextFeed, tools: Tools) -> Steps[bool]:
+    """Read a call. It is committed with the name of its first argument, or if it has none."""
+    if not (yield from read_call_name(feed, ("(",))) or feed.held_name not in tools:
         return False
+    feed.take("(", SpanKind.MARK)
+    count = 0
+    while not (yield from feed.expect(")")):
+        if count and not (yield from feed.expect(",")):
+            break
+        if count and (yield from feed.expect(")")):
+            feed.emit("}")
+            return True
+        yield from feed.skip_blanks()
+        key = yield from feed.read_until(("=",), MAX_NAME_CHARS)
+        if key is None or not _KEY.fullmatch(key) or (yield from feed.starts_with(f"{key}==")):
+            break
+        feed.take(key, SpanKind.ARGUMENTS, f"{', ' if count else '{'}{json.dumps(key.strip())}: ")
+        feed.take("=", SpanKind.MARK)
+        feed.commit()
+        literal = yield from _read_literal(feed)
+        if literal is None:
+            yield from feed.stream_until((), SpanKind.ARGUMENTS)
+            return False
+        feed.take(literal, SpanKind.ARGUMENTS, as_json(literal))
+        count += 1
+    else:
+        feed.commit()
+        feed.emit("}" if count else NO_ARGUMENTS)
+        return True
+    if not feed.is_holding:
+        feed.emit("}" if count else NO_ARGUMENTS)
+    return False
 
 
 def _read_literal(feed: TextFeed) -> Steps[str | None]:
     """Return the text up to the comma or bracket that ends a value; those within strings and brackets do not."""
-    place, quote, depth = 0, "", 0
+    scan = _LiteralScan()
     while True:
         text = feed.unread
-        while place < len(text):
-            character = text[place]
-            if quote:
-                if character == "\\":
-                    if place + 1 == len(text):
-                        break
-                    place += 1
-                elif character == quote:
-                    quote = ""
-            elif character in "\"'":
-                quote = character
-            elif character in "([{":
-                depth += 1
-            elif character in ")]}" or character == ",":
-                if depth == 0:
-                    return text[:place]
-                depth -= character != ","
-            place += 1
-        if feed.has_ended or place > MAX_LITERAL_CHARS:
+        if scan.go_on(text, feed.has_ended):
+            return text[: scan.place]
+        if feed.has_ended or scan.place > MAX_LITERAL_CHARS:
             return None
         yield
 
 
+@dataclass(slots=True)
+class _LiteralScan:
+    """How far a growing text was searched for the end of a literal."""
+
+    place: int = 0
+    quote: str = ""
+    """The quotes, one or three, that end the string at this place; empty: it is in none."""
+    depth: int = 0
+
+    def go_on(self, text: str, has_ended: bool) -> bool:
+        """Search on. True: the literal ends at `place`; otherwise more text is needed, if more comes."""
+        while self.place < len(text):
+            character = text[self.place]
+            if character in _LONG and len(text) < self.place + _LONG[character] and not has_ended:
+                return False
+            if character in "\"'" or self.quote:
+                self._step_through_string(text, character)
+            elif character in "([{":
+                self.depth += 1
+            elif character in ")]}" or character == ",":
+                if self.depth == 0:
+                    return True
+                self.depth -= character != ","
+            self.place += 1
+        return False
+
+    def _step_through_string(self, text: str, character: str) -> None:
+        if not self.quote:
+            self.quote = character * 3 if text.startswith(character * 3, self.place) else character
+            self.place += len(self.quote) - 1
+        elif character == "\\":
+            self.place += 1
+        elif text.startswith(self.quote, self.place):
+            self.place += len(self.quote) - 1
+            self.quote = ""
+
+
 def as_json(literal: str) -> str:
     """Translate a Python literal to JSON; other text becomes a JSON string."""
-    try:
-        text = "".join(_translate(literal))
-        msgspec.json.decode(text)
-    except (ValueError, msgspec.DecodeError, RecursionError):
-        return json.dumps(literal.strip(), ensure_ascii=False)
-    return text
-
-
-def _translate(literal: str) -> Iterator[str]:
-    place = 0
-    comma = ""
-    while place < len(literal):
-        match = _TOKEN.match(literal, place)
-        if match is None:
-            raise ValueError("not a Python literal")
-        place = match.end()
-        kind, text = match.lastgroup, match[0]
-        if kind == "blank":
-            continue
-        if not (comma and text in (")", "]", "}")):
-            yield comma
-        comma = ""
-        match kind:
-            case "text":
-                yield json.dumps(_ESCAPE.sub(_escape, text[1:-1]), ensure_ascii=False)
-            case "word":
-                yield _WORDS.get(text, text)
-            case "number":
-                yield _number(text)
-            case _ if text == ",":
-                comma = ", "
-            case _:
-                yield ": " if text == ":" else _SIGNS.get(text, text)
-    yield comma
-
-
-def _number(text: str) -> str:
-    text = text.removeprefix("+")
-    return json.dumps(float(text)) if not _JSON_NUMBER.fullmatch(text) else text
-
-
-_JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-
-
-def _escape(match: re.Match[str]) -> str:
-    code = match[1]
-    if code[0] in "xuU" and len(code) > 1:
-        point = int(code[1:], 16)
-        return chr(point) if point <= 0x10FFFF and not 0xD800 <= point <= 0xDFFF else match[0]
-    return _ESCAPES.get(code, code if code in "\\'\"" else match[0])
+    translated = translate_literal(literal)
+    return json.dumps(literal.strip(), ensure_ascii=False) if translated is None else translated

@@ -1,21 +1,21 @@
 """Tool calls with their arguments one by one between tags, as text: Qwen3-Coder, GLM. Arguments become JSON.
 
-An argument whose schema says string is streamed as one. Any other is emitted when it is complete: unchanged if it is
-JSON, otherwise as a string.
+An argument whose schema says string is streamed as one. Any other is emitted when it is complete, as the JSON that its
+schema makes of it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton_gateway.answers.call_formats import Tools, finish_call, read_call_name
-from baton_gateway.answers.json_calls import MAX_NAME_CHARS, is_json
-from baton_gateway.answers.text_feed import MAX_STRING_CHARS, SpanKind, Steps, TextFeed
+from baton_gateway.answers.argument_values import ArgumentSchema, find_argument
+from baton_gateway.answers.call_readers import Tools, finish_call, read_call_name
+from baton_gateway.answers.json_calls import MAX_NAME_CHARS, NO_ARGUMENTS, NULL, is_json
+from baton_gateway.answers.text_feed import MAX_BLANKS, MAX_STRING_CHARS, SpanKind, Steps, TextFeed
 from baton_gateway.answers.tool_use import Tool
-from baton_gateway.structured_outputs.object_rules import is_string_schema
+from baton_gateway.structured_outputs.text_schema import TextSchema
 
 _STRING_REST = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _JSON_BEGINS = ("", "{", "[", '"')
@@ -40,66 +40,132 @@ class TaggedCalls:
     end: str
     """Text after the last argument; empty: there is only the closing mark."""
     close: str
+    unmarked: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    bare_prefix: str = ""
+    bare_prefixes: tuple[str, ...] = ()
+    is_bare: bool = False
 
     def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
         feed.hold()
-        yield from feed.expect(mark)
+        is_marked = mark not in self.unmarked
+        if is_marked:
+            yield from feed.expect(mark)
         is_whole = False
         ends = (self.after_name,) if self.after_name else (self.key_open, self.close, "\n")
-        if (not self.before_name or (yield from feed.expect(self.before_name))) and (
-            yield from read_call_name(feed, ends)
+        if (
+            (not self.before_name or (yield from feed.expect(self.before_name)))
+            and (yield from read_call_name(feed, ends))
+            and (is_marked or feed.held_name in tools)
         ):
             if self.after_name:
                 feed.take(self.after_name, SpanKind.MARK)
             name = feed.held_name
             feed.commit()
             is_whole = yield from self._read_arguments(feed, tools.get(name))
-        yield from finish_call(feed, is_whole, self.close)
+        yield from finish_call(feed, is_whole, self.close, (*self.openers, *self.unmarked), is_marked)
 
     def _read_arguments(self, feed: TextFeed, tool: Tool | None) -> Steps[bool]:
         count = 0
         while True:
             if not (yield from feed.expect(self.key_open)):
                 is_whole = not self.end or (yield from feed.expect(self.end))
-                feed.emit("}" if count else "{}")
+                feed.emit("}" if count else NO_ARGUMENTS)
                 return is_whole
             key = yield from feed.read_until((self.key_close,), MAX_NAME_CHARS)
-            if key is None:
-                feed.emit("}" if count else "{}")
+            if key is None or not key.strip() or "\n" in key.strip():
+                feed.emit("}" if count else NO_ARGUMENTS)
                 return False
             quoted = json.dumps(key.strip(), ensure_ascii=False)
             feed.take(key, SpanKind.ARGUMENTS, f"{', ' if count else '{'}{quoted}: ")
             feed.take(self.key_close, SpanKind.MARK)
-            if self.value_open and not (yield from feed.expect(self.value_open)):
-                feed.emit("null}")
-                return False
-            if not (yield from self._read_value(feed, _is_string(tool, key.strip()))):
+            if self.value_open:  # models forget it
+                yield from feed.expect(self.value_open)
+            schema = find_argument(tool.parameters if tool is not None else None, key.strip())
+            if not (yield from self._read_value(feed, schema)):
                 return False
             count += 1
 
-    def _read_value(self, feed: TextFeed, is_string: bool) -> Steps[bool]:
+    def _read_value(self, feed: TextFeed, schema: ArgumentSchema) -> Steps[bool]:
         if self.value_begins and (yield from feed.starts_with(self.value_begins)):
             feed.take(self.value_begins, SpanKind.MARK)
-        if is_string:
-            feed.emit('"')
-            close = yield from feed.stream_until(self.value_closes, SpanKind.ARGUMENTS, write=_escape)
-            if close is None:
-                return False
-            feed.emit('"')
-            feed.take(close, SpanKind.MARK)
-            return True
+        text = schema.as_text()
+        if text is not None:
+            return (yield from self._read_text(feed, text))
         value = yield from self._read_json(feed)
         if value is None:
-            value = yield from feed.read_until(self.value_closes, MAX_STRING_CHARS)
+            value = yield from self._read_raw(feed)
         if value is None:
             yield from feed.stream_until((), SpanKind.ARGUMENTS)
             return False
-        feed.take(value, SpanKind.ARGUMENTS, _as_json(value))
+        feed.take(value, SpanKind.ARGUMENTS, schema.to_json(value))
         close = yield from feed.next_mark(self.value_closes)
         feed.take(close or "", SpanKind.MARK)
         return True
+
+    def _read_text(self, feed: TextFeed, text: TextSchema) -> Steps[bool]:
+        """Stream a string; where null is allowed, the word alone is null."""
+        nulls = [NULL + close for close in self.value_closes] if text.is_nullable else []
+        if (yield from feed.next_mark(nulls)) is not None:
+            feed.take(NULL, SpanKind.ARGUMENTS)
+            close = yield from feed.next_mark(self.value_closes)
+        else:
+            feed.emit('"')
+            close = yield from self._stream_raw(feed)
+            if close is None:
+                return False
+            feed.emit('"')
+        if close in self.value_closes:
+            feed.take(close or "", SpanKind.MARK)
+        return True
+
+    @property
+    def _ends(self) -> tuple[str, ...]:
+        """Texts that end a value whose own end was forgotten."""
+        end = self.end or self.close
+        return f"\n{end}", end
+
+    def _stream_raw(self, feed: TextFeed) -> Steps[str | None]:
+        """Stream a string up to the text that ends it, which stays unread; None: the answer ends first."""
+        while True:
+            close = yield from feed.stream_until((*self.value_closes, *self._ends), SpanKind.ARGUMENTS, write=_escape)
+            if close is None or (yield from self._is_end(feed, 0, close)):
+                return close
+            feed.take(close, SpanKind.ARGUMENTS, _escape(close))
+
+    def _read_raw(self, feed: TextFeed) -> Steps[str | None]:
+        """Return the text before the one that ends a value; None: there is no end, or it is too long."""
+        place = searched = 0
+        closes = (*self.value_closes, *self._ends)
+        while True:
+            matches = [(at, -len(mark), mark) for mark in closes if (at := feed.find(mark, searched)) >= 0]
+            if matches:
+                place, _, close = min(matches)
+                if (yield from self._is_end(feed, place, close)):
+                    return feed.unread[:place]
+                searched = place + len(close)
+                continue
+            if feed.has_ended or len(feed.unread) > MAX_STRING_CHARS:
+                return None
+            searched = max(searched, len(feed.unread) - max(map(len, closes)))
+            yield
+
+    def _is_end(self, feed: TextFeed, place: int, close: str) -> Steps[bool]:
+        """Return True if a text at a place of the unread text ends a value: another argument or the end of the call
+        follows. Otherwise the value contains this text, as files about tools do.
+        """
+        followers = (self.close, *self.openers, *self.unmarked)
+        if close in self.value_closes:
+            followers = (self.key_open, self.end or self.close, *followers)
+        while True:
+            rest = feed.unread[place + len(close) :]
+            text = rest.lstrip()
+            if text.startswith(followers) or (not text and (feed.has_ended or len(rest) > MAX_BLANKS)):
+                return True
+            if not any(follower.startswith(text) for follower in followers):
+                return False
+            if feed.has_ended:
+                return True
+            yield
 
     def _read_json(self, feed: TextFeed) -> Steps[str | None]:
         """Return the text up to a closing mark outside of JSON strings; None: it is not JSON."""
@@ -129,15 +195,5 @@ class TaggedCalls:
             yield
 
 
-def _is_string(tool: Tool | None, key: str) -> bool:
-    """Return True if an argument can only be a string."""
-    properties = (tool.parameters or {}).get("properties") if tool is not None else None
-    return isinstance(properties, Mapping) and is_string_schema(properties.get(key))
-
-
 def _escape(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _as_json(value: str) -> str:
-    return value.strip() if is_json(value) else json.dumps(value, ensure_ascii=False)

@@ -70,6 +70,8 @@ class TextFeed:
         self._text = ""
         self._at = 0
         self._ended = False
+        self.is_cut = False
+        """True if the text ended before the model ended it."""
         self._spans: list[TextSpan] = []
         self._held: list[TextSpan] | None = None
         self.is_thinking = False
@@ -95,9 +97,9 @@ class TextFeed:
         """Report a special token at this place of the whole text, before its text is added."""
         self._token_places.add(place)
 
-    def end(self) -> None:
+    def end(self, is_cut: bool = False) -> None:
         """Mark the end of the text."""
-        self._ended = True
+        self._ended, self.is_cut = True, is_cut
 
     def take_spans(self) -> list[TextSpan]:
         """Return the spans that were read since the last call."""
@@ -139,6 +141,10 @@ class TextFeed:
             if self._ended or not mark.startswith(text):
                 return False
             yield
+
+    def is_at_end(self) -> Steps[bool]:
+        """Return True if no more text comes and none is unread."""
+        return not (yield from self.peek())
 
     def next_mark(self, marks: Sequence[str]) -> Steps[str | None]:
         """Return the first of the marks with which the unread text begins."""

@@ -16,6 +16,7 @@ from baton_gateway.answers.formats import AnswerFormat
 from baton_gateway.answers.harmony import ASSISTANT, CHANNEL, CHANNELS, ENDS, MESSAGE, START
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
 from baton_gateway.errors import unsupported
+from baton_gateway.structured_outputs.json_schema import Enforcement
 from baton_gateway.structured_outputs.lark import literal, pattern_containing, to_terms
 from baton_gateway.structured_outputs.object_rules import can_write_members
 from baton_gateway.structured_outputs.output_format import (
@@ -60,7 +61,7 @@ def constrained_format(form: AnswerFormat, tool_use: ToolUse, answer: OutputForm
     reason = f"with tool_choice 'auto' this model's calls ('{form.calls}') cannot be held to a schema"
     if syntax is not None and syntax.members is not None:
         reason = f"with tool_choice 'auto' calls as '{form.calls}' cannot be held to this schema"
-    raise unsupported(f"tools[{index}].function.strict", reason)
+    raise unsupported(f"{tool_use.tools[index].path or f'tools[{index}]'}.function.strict", reason)
 
 
 def _format_beside_answer(form: AnswerFormat, tool_use: ToolUse) -> AnswerFormat:
@@ -200,9 +201,10 @@ def _harmony_rules(syntax: CallSyntax, tool_use: ToolUse, marks: dict[str, int])
 
 
 def _schema(tool: Tool, number: int, mode: ToolMode, syntax: CallSyntax) -> NamedSchema:
-    field = f"tools[{number}].function.parameters"
+    field = f"{tool.path or f'tools[{number}]'}.function.parameters"
     schema = {"type": "object", **_arguments_schema(tool, mode is ToolMode.AUTO)}
-    return named_schema(schema, field, tool.strict, f"arguments_{number}", syntax.members)
+    demand = Enforcement.STRICT if tool.strict else Enforcement.SUPPORTED
+    return named_schema(schema, field, demand, f"arguments_{number}", syntax.members)
 
 
 def _arguments_schema(tool: Tool, is_auto: bool) -> dict[str, object]:

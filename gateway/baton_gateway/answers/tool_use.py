@@ -16,6 +16,19 @@ class ToolMode(enum.StrEnum):
     REQUIRED = "required"
 
 
+class CallBound(enum.Enum):
+    """Bounds that a grammar sets to calls and the text around them."""
+
+    FREE = enum.auto()
+    """There is no grammar."""
+    MARKED = enum.auto()
+    """Calls follow a grammar from their marks on: what has no mark is no call."""
+    EITHER = enum.auto()
+    """An answer that does not begin with a call has none, whatever its text spells."""
+    ONLY = enum.auto()
+    """Nothing but calls may come: any other text is the beginning of a call that was cut."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """One function that the model may call."""
@@ -26,6 +39,8 @@ class Tool:
     """JSON Schema of the arguments; None: any object."""
     strict: bool
     """True if the arguments are constrained to `parameters`."""
+    path: str = ""
+    """The tool's place in the client's body; empty: its place among the tools."""
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool as chat templates expect it, without `strict`, which models do not know."""

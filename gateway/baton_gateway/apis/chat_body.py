@@ -6,14 +6,15 @@ The parser of chats decides what is allowed. Its refusals are translated to the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from baton_gateway.answers.tool_use import Tool
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.openai_api.openai_fields import wrong_type
 from baton_gateway.openai_api.openai_types import ChatRequest, parse_chat
 
+_TOOL = re.compile(r"tools\[(\d+)\]")
 _MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?")
 
 
@@ -39,6 +40,8 @@ class ChatBody:
     """The fields and messages of a chat that have been added so far."""
 
     fields: dict[str, Any] = field(default_factory=dict)
+    _tools: list[str] = field(default_factory=list)
+    """The path of each tool in the client's body, if the chat's differ."""
     _turns: list[_Turn] = field(default_factory=list)
     _callers: dict[Any, _Turn] = field(default_factory=dict)
     """The last turn that made a call, by the call's id."""
@@ -89,13 +92,11 @@ class ChatBody:
         else:
             caller.late_results.append(_result(origin, call_id, parts))
 
-    def set_tools(self, value: Any, read_tool: Callable[[Any, str], dict[str, Any]]) -> None:
-        """Set the tools. `read_tool`: translates one entry, given its path. Raises RefusedError."""
-        if value is None:
-            return
-        if not isinstance(value, list):
-            raise wrong_type("tools", "a list of tools")
-        self.set_fields(tools=[read_tool(entry, f"tools[{index}]") for index, entry in enumerate(value)])
+    def set_functions(self, functions: list[dict[str, Any]], origins: list[str]) -> None:
+        """Set the tools. `origins`: the path of each in the client's body."""
+        if functions:
+            self.set_fields(tools=functions)
+        self._tools = origins
 
     def parse(self, ignored: tuple[str, ...] = ()) -> ChatRequest:
         """Parse the chat. `ignored`: unknown fields of the client's body.
@@ -105,9 +106,16 @@ class ChatBody:
         turns = list(self._ordered_turns())
         try:
             chat = parse_chat(self.fields | {"messages": [_simplify(turn.message) for turn in turns]})
-            return replace(chat, options=replace(chat.options, ignored=ignored))
+            tools = tuple(map(_with_path, chat.tool_use.tools, self._tools))
+            tool_use = replace(chat.tool_use, tools=tools)
+            return replace(chat, options=replace(chat.options, ignored=ignored), tool_use=tool_use)
         except RefusedError as refusal:
-            match = _MESSAGE.match(refusal.problem.param or "")
+            param = refusal.problem.param or ""
+            if (tool := _TOOL.match(param)) is not None and int(tool[1]) < len(self._tools):
+                raise RefusedError(
+                    _rename(refusal.problem, self._tools[int(tool[1])] + param[tool.end() :])
+                ) from refusal
+            match = _MESSAGE.match(param)
             if match is None or int(match[1]) >= len(turns):
                 raise
             turn, call = turns[int(match[1])], match[2]
@@ -127,6 +135,10 @@ class ChatBody:
 
 def _result(origin: str, call_id: Any, parts: list[dict[str, Any]]) -> _Turn:
     return _Turn({"role": "tool", "tool_call_id": call_id, "content": parts}, origin)
+
+
+def _with_path(tool: Tool, path: str) -> Tool:
+    return replace(tool, path=path)
 
 
 def text_part(text: str) -> dict[str, Any]:

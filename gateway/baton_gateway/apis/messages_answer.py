@@ -23,6 +23,8 @@ _encode = msgspec.json.Encoder().encode
 
 UNPARSED = "unparsed_arguments"
 """The key in a call's input for arguments that are not a JSON object, as when the answer was cut within them."""
+THREAD_UNSUPPORTED = "thread_unsupported_request"
+"""The code of an error after which Anthropic's client sends its whole conversation."""
 _NAMES = {
     r"stop(?=\[|$)": "stop_sequences",
     r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
@@ -51,7 +53,9 @@ def message_error_body(problem: Problem, request_id: str | None = None) -> bytes
     problem = rename_field(problem, _NAMES)
     kind = _ERROR_TYPES.get(problem.status, "api_error" if problem.status >= 500 else "invalid_request_error")
     message, param = message_and_param(problem)
-    error = {"type": kind, "message": message, "param": param, "code": problem.code}
+    error: dict[str, Any] = {"type": kind, "message": message, "param": param, "code": problem.code}
+    if problem.code == THREAD_UNSUPPORTED:
+        error["details"] = {"error_code": THREAD_UNSUPPORTED, "unsupported": ["thread"]}
     return _encode({"type": "error", "error": error, "request_id": request_id})
 
 
@@ -153,7 +157,8 @@ class MessageWriter:
     def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
         match part:
             case ContentPart(text):
-                return self._within(_text("")), self._piece(text)
+                is_later = self._number >= 0 and self._open != "text"  # blanks between blocks mean nothing
+                return self._within(_text("")), self._piece(text.lstrip() if is_later else text)
             case ReasoningPart(text):
                 return self._within(_thinking("")), self._piece(text)
             case CallPart(_, call_id, name):

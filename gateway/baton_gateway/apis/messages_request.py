@@ -7,12 +7,16 @@ docs/api-http.md lists the fields.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from baton_gateway.apis.chat_body import ChatBody, text_part
+from baton_gateway.apis.message_tools import read_message_tools
+from baton_gateway.apis.messages_answer import THREAD_UNSUPPORTED
 from baton_gateway.errors import invalid, unsupported
 from baton_gateway.openai_api.chat_messages import MAX_MESSAGES, MAX_PARTS
 from baton_gateway.openai_api.openai_fields import (
+    BESIDE_TEXTS,
     MAX_IGNORED_BYTES,
     MAX_TEXT_CHARS,
     Fields,
@@ -25,12 +29,15 @@ from baton_gateway.openai_api.openai_types import MAX_STOPS, MAX_TOKEN_ID, MAX_T
 
 _IGNORED = (
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id",
-    "diagnostics",
+    "diagnostics", "client_metadata", "litellm_metadata",
 )  # fmt: skip
 """Fields that are accepted without effect: they concern the provider's side, not the answer."""
+_SERVER_BLOCK = re.compile(r"server_tool_use|(web_search|web_fetch|\w{0,16}code_execution|tool_search)_tool_result")
 _KEEPS_ALL = "clear_thinking_20251015"
 _NO_EDITS = ({"edits": []}, *({"edits": [{"type": _KEEPS_ALL, "keep": keep}]} for keep in ("all", {"type": "all"})))
 """Values with which agents ask for the whole conversation to be kept."""
+_OF_MESSAGES = ("id", "type", "model", "stop_reason", "stop_sequence", "usage", "container", "context_management")
+"""Fields of answers, which some clients resend whole."""
 _MAX_WORD = 64
 
 
@@ -59,15 +66,17 @@ def _parse(fields: Fields, body: ChatBody, unknown: UnknownFields, max_tokens: i
     body.set_fields(model=fields.require("model"))
     _read_system(fields.take("system"), body)
     _read_messages(fields.require("messages"), body)
-    body.set_tools(fields.take("tools"), _tool)
-    _read_tool_choice(fields.take("tool_choice"), body)
+    choice = _read_tool_choice(fields.take("tool_choice"), body)
+    tools = read_message_tools(fields.take("tools"), is_free=choice in (None, "auto", "none"))
+    body.set_functions(tools.functions, tools.origins)
+    _refuse_thread(fields.take("thread"))
     _read_thinking(fields.take("thinking"), body, max_tokens)
     _read_output(fields.take("output_config"), body)
     fields.refuse("container", "tools run at the client")
     fields.refuse("mcp_servers", "tools run at the client", harmless=([],))
     fields.refuse("context_management", "a conversation is used as it was sent", harmless=_NO_EDITS)
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
-    return body.parse(fields.end(unknown))
+    return body.parse((*fields.end(unknown), *tools.skipped))
 
 
 def _stop_sequences(value: Any) -> list[Any] | None:
@@ -97,6 +106,7 @@ def _read_message(value: Any, path: str, body: ChatBody) -> None:
         raise wrong_type(path, "an object")
     fields = Fields(value, f"{path}.")
     role, content = fields.require("role"), fields.require("content")
+    fields.ignore(*_OF_MESSAGES, *BESIDE_TEXTS, max_bytes=MAX_TEXT_CHARS)
     fields.end()
     if role not in ("user", "assistant", "system"):
         raise invalid(f"{path}.role", f"'{path}.role' must be one of user, assistant, system.")
@@ -130,20 +140,23 @@ def _read_block(value: Any, role: str, path: str, body: ChatBody) -> None:
             if not isinstance(arguments, dict):
                 raise wrong_type(f"{path}.input", "an object")
             body.add_call(path, fields.require("id"), fields.require("name"), json.dumps(arguments, ensure_ascii=False))
-            fields.ignore("caller", max_bytes=MAX_IGNORED_BYTES)
         case ("user", "tool_result"):
             content = fields.take("content")
             parts = [] if content is None else _texts(content, f"{path}.content")
             body.add_result(path, fields.require("tool_use_id"), parts)
             fields.flag("is_error", False)
+        case ("assistant", "redacted_thinking"):
+            fields.text("data", MAX_TEXT_CHARS)
+        case ("assistant", str(kind)) if _SERVER_BLOCK.fullmatch(kind):
+            return  # what another provider's tool did; there is nothing that a template could show
         case (_, kind):
             raise unsupported(f"{path}.type", f"blocks of type {str(kind)[:32]!r} are not available for {role}")
-    fields.ignore("cache_control", max_bytes=MAX_IGNORED_BYTES)
+    fields.ignore("caller", *BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
 
 
 def _text(fields: Fields, path: str) -> str:
-    fields.refuse("citations", "answers have no citations", harmless=([],))
+    fields.ignore("citations", "parsed_output", max_bytes=MAX_TEXT_CHARS)
     return check_text(fields.require("text"), f"{path}.text", MAX_TEXT_CHARS)
 
 
@@ -163,32 +176,22 @@ def _text_block(value: Any, path: str) -> dict[str, Any]:
     if (kind := fields.require("type")) != "text":
         raise unsupported(f"{path}.type", f"only text is available here, not {str(kind)[:32]!r}")
     part = text_part(_text(fields, path))
-    fields.ignore("cache_control", max_bytes=MAX_IGNORED_BYTES)
+    fields.ignore(*BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
     return part
 
 
-def _tool(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object")
-    fields = Fields(value, f"{path}.")
-    if (kind := fields.take("type")) not in (None, "custom"):
-        raise unsupported(f"{path}.type", f"tools run at the client; {str(kind)[:32]!r} would run here")
-    function = {"name": fields.require("name"), "parameters": fields.require("input_schema")}
-    description = fields.text("description", MAX_TEXT_CHARS)
-    strict = fields.flag("strict", False)
-    fields.ignore(
-        "cache_control", "eager_input_streaming", "input_examples", "defer_loading", "allowed_callers",
-        max_bytes=MAX_IGNORED_BYTES,
-    )  # fmt: skip
-    fields.end()
-    function |= {} if description is None else {"description": description}
-    return {"type": "function", "function": function | ({"strict": True} if strict else {})}
+def _refuse_thread(thread: Any) -> None:
+    """Refuse a conversation that the server keeps, in the words after which Anthropic's client goes on without it."""
+    if thread is not None:
+        reason = "'thread' is not supported: conversations are not stored; send all messages with each request"
+        raise invalid("thread", reason, THREAD_UNSUPPORTED)
 
 
-def _read_tool_choice(value: Any, body: ChatBody) -> None:
+def _read_tool_choice(value: Any, body: ChatBody) -> Any:
+    """Read the choice, and return it as a chat's."""
     if value is None:
-        return
+        return None
     if not isinstance(value, dict):
         raise wrong_type("tool_choice", "an object")
     fields = Fields(value, "tool_choice.")
@@ -202,6 +205,7 @@ def _read_tool_choice(value: Any, body: ChatBody) -> None:
         body.set_fields(parallel_tool_calls=False)
     fields.end()
     body.set_fields(tool_choice=choices[kind])
+    return choices[kind]
 
 
 def _read_thinking(value: Any, body: ChatBody, max_tokens: int | None) -> None:

@@ -7,13 +7,14 @@ response.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from baton_gateway.answers.output_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
 from baton_gateway.apis.chat_body import rename_field
+from baton_gateway.apis.response_tools import ClientTool
 from baton_gateway.errors import Problem
 from baton_gateway.openai_api.answer_forms import EventWriter
 from baton_gateway.openai_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
@@ -28,7 +29,7 @@ _NAMES = {
     r"messages$": "input",
     r"max_completion_tokens": "max_output_tokens",
     r"max_tokens": "max_output_tokens",
-    r"tools\[(\d+)\]\.function": r"tools[\1]",
+    r"(tools\[\d+\](?:\.tools\[\d+\])?)\.function": r"\1",
     r"tool_choice\.function": "tool_choice",
     r"response_format\.json_schema": "text.format",
     r"response_format": "text.format",
@@ -48,10 +49,12 @@ class ResponsesForm:
 
     echo: Mapping[str, EncodedJson]
     """The request's fields that the answer repeats, encoded once: a stream repeats them three times."""
+    tools: Mapping[str, ClientTool] = field(default_factory=dict)
+    """The tools that are no plain functions, by their names in the chat."""
 
     def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> list[JsonBytes]:
         [choice] = choices
-        output = _output(answer, choice)
+        output = _output(answer, choice, self.tools)
         return json_pieces(self.response(answer, _status(choice.finish), output, usage))
 
     def writer(self, answer: AnswerHead) -> EventWriter:
@@ -96,7 +99,7 @@ def _id(kind: str, answer: AnswerHead, place: int | None = None) -> str:
     return f"{kind}_{answer.head.id.partition('-')[2]}" + ("" if place is None else f"{place:02x}")
 
 
-def _output(answer: AnswerHead, choice: FinishedChoice) -> list[Item]:
+def _output(answer: AnswerHead, choice: FinishedChoice, tools: Mapping[str, ClientTool]) -> list[Item]:
     """Return the items of a whole answer; the last one has the status of the answer's end."""
     message, output = choice.message, list[Item]()
     if message.reasoning is not None:
@@ -104,6 +107,10 @@ def _output(answer: AnswerHead, choice: FinishedChoice) -> list[Item]:
     if message.content or not (output or message.calls):
         output.append(_message(answer, len(output), message.content, _entries(choice.logprobs), "completed"))
     for call in message.calls:
+        if (tool := tools.get(call.name)) is not None:
+            item_id = _id("fc", answer, len(output))
+            output.append(tool.item(item_id, call.id, call.arguments.text(), "completed"))
+            continue
         output.append(_call(answer, len(output), call.id, call.name, call.arguments, "completed"))
     output[-1]["status"] = _status(choice.finish)
     return output
@@ -157,6 +164,8 @@ class ResponseWriter:
         self._logprobs: LogprobsJson | None = None
         """Log probabilities of its tokens."""
         self._status = "completed"
+        self._tool: ClientTool | None = None
+        """The tool of the open call, if it is no plain function."""
 
     def usage_so_far(self, usage: Usage) -> None:
         """Ignore it: only the last event has the usage."""
@@ -200,7 +209,10 @@ class ResponseWriter:
     def _extend(self, part: AnswerPart, logprobs: LogprobsJson | None) -> Sequence[JsonBytes]:
         match part:
             case ContentPart(text):
-                before = () if self._has_open("message") else [*self._close("completed"), *self._begin_message()]
+                before: Sequence[JsonBytes] = ()
+                if not self._has_open("message"):
+                    before = [*self._close("completed"), *self._begin_message()]
+                    text = text.lstrip() if self._output else text  # blanks between items mean nothing
                 if isinstance(logprobs, ChatLogprobs) and isinstance(self._logprobs, ChatLogprobs):
                     self._logprobs.add_encoded(logprobs)
                 entries: EncodedJson | list[Any] = [] if logprobs is None else _entries(logprobs)
@@ -209,10 +221,16 @@ class ResponseWriter:
                 before = () if self._has_open("reasoning") else [*self._close("completed"), *self._begin_reasoning()]
                 return [*before, *self._delta("reasoning_text", text)]
             case CallPart(_, call_id, name):
-                item = _call(
-                    self._answer, len(self._output) + (self._open is not None), call_id, name, "", "in_progress"
-                )
-                return [*self._close("completed"), *self._begin(item)]
+                closed = self._close("completed")
+                self._tool = self._form.tools.get(name)
+                if self._tool is not None:
+                    item = self._tool.item(_id("fc", self._answer, len(self._output)), call_id, "", "in_progress")
+                else:
+                    item = _call(self._answer, len(self._output), call_id, name, "", "in_progress")
+                return [*closed, *self._begin(item)]
+            case ArgumentsPart(_, text) if self._tool is not None and self._tool.kind != "function":
+                self._text.add(text)
+                return ()
             case ArgumentsPart(_, text):
                 return self._delta("function_call_arguments", text)
 
@@ -254,6 +272,10 @@ class ResponseWriter:
                 whole = _reasoning(self._answer, place, text, status)
                 done = self._within("response.reasoning_text.done", content_index=0, text=text)
                 part = self._within("response.content_part.done", content_index=0, part=whole["content"][0])
+            case kind if kind != "function_call":
+                assert self._tool is not None
+                whole, part = self._tool.item(item["id"], item["call_id"], text.text(), status), ()
+                done = self._input_events(whole) if kind == "custom_tool_call" else ()
             case _:
                 whole, part = item | {"arguments": text, "status": status}, ()
                 done = self._within("response.function_call_arguments.done", name=item["name"], arguments=text)
@@ -261,6 +283,11 @@ class ResponseWriter:
         self._output.append(whole)
         self._open = None
         return [*done, *part, *ended]
+
+    def _input_events(self, item: Item) -> Sequence[JsonBytes]:
+        """Encode the input of a custom tool, which is a text within JSON until its end."""
+        delta = self._within("response.custom_tool_call_input.delta", delta=item["input"])
+        return [*delta, *self._within("response.custom_tool_call_input.done", input=item["input"])]
 
     def _within(self, kind: str, **fields: Any) -> Sequence[JsonBytes]:
         """Encode an event of the open item."""

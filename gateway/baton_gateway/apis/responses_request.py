@@ -12,11 +12,20 @@ from typing import Any
 import msgspec
 
 from baton_gateway.apis.chat_body import ChatBody, text_part
+from baton_gateway.apis.response_tools import (
+    CALL_OUTPUTS,
+    is_hosted_item,
+    read_call_item,
+    read_output,
+    read_tool_choice,
+    read_tools,
+)
 from baton_gateway.apis.responses_answer import ResponsesForm
 from baton_gateway.errors import invalid, unsupported
 from baton_gateway.openai_api.chat_messages import MAX_MESSAGES, MAX_PARTS
 from baton_gateway.openai_api.json_pieces import EncodedJson
 from baton_gateway.openai_api.openai_fields import (
+    BESIDE_TEXTS,
     MAX_IGNORED_BYTES,
     MAX_TEXT_CHARS,
     Fields,
@@ -30,13 +39,19 @@ _encode = msgspec.json.Encoder().encode
 _NOT_STORED = "answers are not stored: send the whole conversation as 'input'"
 _IGNORED = (
     "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "service_tier",
-    "max_tool_calls",
+    "max_tool_calls", "client_metadata", "cache_control",
 )  # fmt: skip
 """Fields that are accepted without effect: they concern the provider's side or its tools, not the answer."""
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _LOGPROBS = "message.output_text.logprobs"
-INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
-"""Reasoning is plain text: there is nothing to encrypt."""
+INCLUDABLE = (
+    _LOGPROBS, "reasoning.encrypted_content", "web_search_call.results", "web_search_call.action.sources",
+    "file_search_call.results", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+)  # fmt: skip
+"""Reasoning is plain text: there is nothing to encrypt. Hosted tools are never called."""
+_OF_ITEMS = ("id", "status", "phase", "parsed_arguments", "caller", "created_by", "max_output_length", "end_turn")
+"""Fields of items that were part of an answer, or that clients add to them."""
 _MAX_WORD = 64
 
 
@@ -59,8 +74,10 @@ def parse_response(
         top_p=fields.number("top_p", 0, 1, above_low=True),
     )
     _read_stream_options(fields.take("stream_options"))
-    body.set_tools(fields.take("tools"), _tool)
-    _read_tool_choice(fields.take("tool_choice"), body)
+    choice = read_tool_choice(fields.take("tool_choice"))
+    tools = read_tools(fields.take("tools"), is_free=choice in (None, "auto", "none"))
+    body.set_functions(tools.functions, tools.origins)
+    body.set_fields(tool_choice=choice)
     body.set_fields(parallel_tool_calls=fields.flag("parallel_tool_calls", True))
     _read_text(fields.take("text"), body)
     _read_reasoning(fields.take("reasoning"), body)
@@ -74,10 +91,10 @@ def parse_response(
     fields.refuse("context_management", "a conversation is used as it was sent", harmless=([],))
     fields.refuse("moderation", "nothing is moderated here")
     fields.ignore("metadata", *_IGNORED, max_bytes=MAX_IGNORED_BYTES)
-    request = body.parse(fields.end(unknown))
+    request = body.parse((*fields.end(unknown), *tools.skipped))
     options = replace(request.options, is_held=True)  # a stream's too: its last events repeat it
     check_held("max_output_tokens", options)
-    return replace(request, options=options), ResponsesForm(echo)
+    return replace(request, options=options), ResponsesForm(echo, tools.others)
 
 
 _ECHOED: dict[str, Any] = {
@@ -115,19 +132,20 @@ def _read_item(value: Any, path: str, body: ChatBody) -> None:
         raise wrong_type(path, "an object")
     fields = Fields(value, f"{path}.")
     kind = fields.take("type")
-    match "message" if kind is None else kind:
-        case "message":
-            _read_message(fields, path, body)
-        case "function_call":
-            body.add_call(path, fields.require("call_id"), fields.require("name"), fields.require("arguments"))
-        case "function_call_output":
-            call_id, output = fields.require("call_id"), fields.require("output")
-            body.add_late_result(path, call_id, _texts(output, f"{path}.output"))
-        case "reasoning":
-            _read_reasoning_item(fields, path, body)
-        case _:
-            raise unsupported(f"{path}.type", f"items of type {str(kind)[:32]!r} are not available")
-    fields.ignore("id", "status", "phase", max_bytes=MAX_IGNORED_BYTES)
+    if kind is None or kind == "message":
+        _read_message(fields, path, body)
+    elif (call := read_call_item(kind, fields)) is not None:
+        body.add_call(path, *call)
+    elif isinstance(kind, str) and kind in CALL_OUTPUTS:
+        call_id, output = fields.require("call_id"), fields.take("output")
+        body.add_late_result(path, call_id, read_output(output, f"{path}.output", _texts))
+    elif kind == "reasoning":
+        _read_reasoning_item(fields, path, body)
+    elif is_hosted_item(kind):
+        return
+    else:
+        raise unsupported(f"{path}.type", f"items of type {str(kind)[:32]!r} are not available")
+    fields.ignore(*_OF_ITEMS, *BESIDE_TEXTS, max_bytes=MAX_TEXT_CHARS)
     fields.end()
 
 
@@ -162,11 +180,11 @@ def _text(value: Any, path: str) -> dict[str, Any]:
         raise wrong_type(path, "an object")
     fields = Fields(value, f"{path}.")
     kind = fields.require("type")
-    if kind not in ("input_text", "output_text", "reasoning_text"):
+    if kind not in ("input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal"):
         raise unsupported(f"{path}.type", f"only text is available, not {str(kind)[:32]!r}")
-    part = text_part(check_text(fields.require("text"), f"{path}.text", MAX_TEXT_CHARS))
-    fields.refuse("annotations", "it is not available", harmless=([],))
-    fields.ignore("logprobs", max_bytes=MAX_TEXT_CHARS)
+    name = "refusal" if kind == "refusal" else "text"
+    part = text_part(check_text(fields.require(name), f"{path}.{name}", MAX_TEXT_CHARS))
+    fields.ignore("annotations", "logprobs", "parsed", "id", *BESIDE_TEXTS, max_bytes=MAX_TEXT_CHARS)
     fields.end()
     return part
 
@@ -178,28 +196,8 @@ def _read_stream_options(value: Any) -> None:
     if value is None:
         return
     fields = _object(value, "stream_options")
-    fields.flag("include_obfuscation", False)
-    fields.end()
-
-
-def _tool(value: Any, path: str) -> dict[str, Any]:
-    fields = _object(value, path)
-    if (kind := fields.require("type")) != "function":
-        raise unsupported(f"{path}.type", f"tools run at the client; {str(kind)[:32]!r} would run here")
-    function = {name: fields.take(name) for name in ("name", "description", "parameters", "strict")}
-    fields.refuse("defer_loading", "all tools are sent at once", harmless=(False,))
-    fields.end()
-    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
-
-
-def _read_tool_choice(value: Any, body: ChatBody) -> None:
-    if value is None or isinstance(value, str):
-        body.set_fields(tool_choice=value)
-        return
-    fields = _object(value, "tool_choice")
-    if (kind := fields.require("type")) != "function":
-        raise unsupported("tool_choice.type", f"only 'function' is available, not {str(kind)[:32]!r}")
-    body.set_fields(tool_choice={"type": "function", "function": {"name": fields.require("name")}})
+    for name in ("include_obfuscation", "include_usage"):  # the last event always has the usage
+        fields.flag(name, False)
     fields.end()
 
 

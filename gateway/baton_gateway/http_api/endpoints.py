@@ -57,9 +57,13 @@ def problem_response(problem: Problem, request_id: str | None = None, form: Erro
     return response
 
 
+_NOT_HTTP = {431: "headers_too_large"}
+"""Codes of requests that no handler saw."""
+
+
 def not_http(status: int, message: str) -> web.StreamResponse:
     """Build the response to bytes that are no HTTP request."""
-    kind, code = (INVALID, "bad_request") if status < 500 else (SERVER, "internal_error")
+    kind, code = (INVALID, _NOT_HTTP.get(status, "bad_request")) if status < 500 else (SERVER, "internal_error")
     return problem_response(Problem(status, kind, message, None, code))
 
 

@@ -17,6 +17,8 @@ from aiohttp import web
 from baton_gateway import errors
 from baton_gateway.errors import RefusedError
 from baton_gateway.helper_processes.process_lane import NOT_READY_S, WEDGED_S, HealthProblem, longest_lasting
+from baton_gateway.http_api.front_page import HEADERS as FRONT_HEADERS
+from baton_gateway.http_api.front_page import as_html, as_text
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.reporting.admin_server import METRICS_TYPE
 from baton_gateway.reporting.metrics import GatewayMetrics
@@ -92,6 +94,12 @@ class Lookups:
         if is_routable and not self.is_draining:
             return _text(200, "ok")
         return _text(503, "no fitting pair of workers is linked")
+
+    async def front(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        """Say what this server is, to a browser or a terminal."""
+        is_browser = "text/html" in request.headers.get("Accept", "")
+        text, kind = (as_html(), "text/html") if is_browser else (as_text(), "text/plain")
+        return web.Response(text=text, content_type=kind, charset="utf-8", headers=SERVER | FRONT_HEADERS)
 
     async def metrics(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         return web.Response(body=self._metrics.page(), headers={"Content-Type": METRICS_TYPE, **SERVER})

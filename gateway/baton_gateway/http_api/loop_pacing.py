@@ -14,7 +14,7 @@ from collections.abc import Callable
 from baton_gateway.errors import RefusedError, queue_timeout
 from baton_wire.round_robin import RoundRobin
 
-ROUND_S = 0.004
+ROUND_S = 0.002
 """The time that beginning requests may take in one round of the loop."""
 MAX_PER_ROUND = 64
 FIRST_COST_S = 0.0005

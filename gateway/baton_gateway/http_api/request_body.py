@@ -14,7 +14,7 @@ from baton_gateway.errors import RefusedError, invalid, out_of_memory
 from baton_gateway.http_api.loop_pacing import LoopPacing
 from baton_gateway.http_api.memory_budget import MemoryBudget, RequestMemory
 from baton_gateway.http_api.parsed_part_cache import MIN_PART_BYTES, ParsedPartCache
-from baton_gateway.openai_api.json_body import count_json, parse_object
+from baton_gateway.openai_api.json_body import BYTE_ORDER_MARK, count_json, parse_object
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.workers.request_limits import BodyLimits
@@ -63,7 +63,7 @@ class RequestBody:
 
     async def read_object(self, limits: BodyLimits) -> dict[str, Any]:
         """Read and parse the body, which must be a JSON object. Raises RefusedError."""
-        body = await self._read(limits.max_bytes)
+        body = (await self._read(limits.max_bytes)).removeprefix(BYTE_ORDER_MARK)
         await self._pacing.admit(self._holder)
         if MIN_PART_BYTES <= len(body) <= INLINE_BYTES:
             split = self._cache.split(body, limits.max_values)

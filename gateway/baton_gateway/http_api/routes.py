@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from urllib.parse import parse_qs
 
 from aiohttp import HttpVersion11, web
 
@@ -60,7 +61,7 @@ from baton_wire.listening.complaints import Complaints
 _log = logging.getLogger("baton.gateway.http")
 
 IGNORED_HEADER = "X-Baton-Ignored"
-"""Names unknown fields of the body if they are ignored."""
+"""Names what has no effect: unknown fields, hosted tools, keywords of schemas."""
 CLIENT_GONE = 499
 """A status for metrics alone: the client hung up before its answer was complete."""
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{0,255}")
@@ -123,10 +124,14 @@ class HttpApi:
             "/v1/completions": HttpEndpoint(("POST",), self._completions),
             MODELS: HttpEndpoint(("GET",), lookups.models),
             "/v1/responses": HttpEndpoint(("POST",), self._response, error_form=response_error_body),
+            "/v1/responses/input_tokens": HttpEndpoint(
+                ("POST",), self._count_input_tokens, error_form=response_error_body
+            ),
             "/v1/messages": messages_endpoint(self._message),
             "/v1/messages/count_tokens": messages_endpoint(self._count_tokens),
             "/tokenize": HttpEndpoint(("POST",), self._tokenize),
             "/detokenize": HttpEndpoint(("POST",), self._detokenize),
+            "/tokenizer_info": HttpEndpoint(("GET",), self._tokenizer_info),
             "/openapi.json": HttpEndpoint(("GET",), lookups.openapi),
             "/version": HttpEndpoint(("GET",), lookups.version),
             "/health": HttpEndpoint(("GET", "POST"), lookups.routable, is_open=True),
@@ -135,6 +140,7 @@ class HttpApi:
             "/health/ready": HttpEndpoint(("GET",), lookups.ready, is_open=True),
             "/health/routable": HttpEndpoint(("GET",), lookups.routable, is_open=True),
             "/metrics": HttpEndpoint(("GET",), lookups.metrics, is_open=True),
+            "/": HttpEndpoint(("GET",), lookups.front, is_open=True),
         }
         self._model = HttpEndpoint(("GET",), lookups.model)
 
@@ -250,13 +256,25 @@ class HttpApi:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             chat = parse_token_count(await body.read_object(self._table.body_limits), self._options.unknown_fields)
             _name_ignored(request[EXCHANGE], chat)
-            answer = await self._tokenising.count(chat, tenant)
-        return web.Response(body=answer, headers=JSON)
+            tokens = await self._tokenising.count(chat, tenant)
+        return web.json_response({"input_tokens": tokens}, headers=SERVER)
+
+    async def _count_input_tokens(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
+            raw = await body.read_object(self._table.body_limits)
+            chat, _ = parse_response(raw, self._options.unknown_fields)
+            _name_ignored(request[EXCHANGE], chat)
+            tokens = await self._tokenising.count(chat, tenant)
+        return web.json_response({"object": "response.input_tokens", "input_tokens": tokens}, headers=SERVER)
 
     async def _tokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             raw = await body.read_object(self._table.body_limits)
             return await self._send(request, [await self._tokenising.tokenize(raw, tenant, body.charged.take)])
+
+    async def _tokenizer_info(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        names = parse_qs(request.raw_path.partition("?")[2], max_num_fields=8).get("model", [])
+        return web.Response(body=self._tokenising.info(names[0] if names else None), headers=JSON)
 
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
@@ -299,6 +317,7 @@ class HttpApi:
             self._relay.client_gone(live)
         if isinstance(result, Problem):
             raise RefusedError(result)
+        _name(exchange, live.unenforced)
         if result.size <= PIECE_BYTES:
             return await self._send(request, result.body())
         body = await asyncio.get_running_loop().run_in_executor(self._assembling, result.body)
@@ -348,6 +367,7 @@ class HttpApi:
         try:
             if (problem := await writer.opened) is not None:
                 raise RefusedError(problem)
+            _name(exchange, live.unenforced)
             response = web.StreamResponse(headers=_STREAM | exchange.headers)
             is_chunked = request.version >= HttpVersion11
             if is_chunked:
@@ -372,5 +392,11 @@ class HttpApi:
 
 
 def _name_ignored(exchange: Exchange, parsed: ChatRequest | CompletionRequest) -> None:
-    if parsed.options.ignored:
-        exchange.headers[IGNORED_HEADER] = ", ".join(parsed.options.ignored)
+    _name(exchange, parsed.options.ignored)
+
+
+def _name(exchange: Exchange, ignored: Sequence[str]) -> None:
+    """Name what has no effect in a header of the answer."""
+    if ignored:
+        before = exchange.headers.get(IGNORED_HEADER)
+        exchange.headers[IGNORED_HEADER] = ", ".join((*([before] if before else []), *ignored))

@@ -23,6 +23,7 @@ from baton_gateway.openai_api.prompting_fields import PLAIN_PROMPTING, Prompting
 from baton_gateway.openai_api.tool_fields import read_tool_use
 from baton_gateway.requests.preparing import build_conversation, chat_prompt, chat_room, check_ids
 from baton_gateway.requests.tenant import Tenant
+from baton_gateway.text.bundle import SPECIAL_NAMES
 from baton_gateway.text.encoding import PromptEncoder, PromptText
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
@@ -130,13 +131,28 @@ class Tokenising:
             return _tokens_body(*arguments)
         return await asyncio.to_thread(_tokens_body, *arguments)
 
-    async def count(self, request: ChatRequest, tenant: Tenant) -> bytes:
-        """Return the answer of `/v1/messages/count_tokens`: the tokens of a chat's prompt. Raises RefusedError."""
+    async def count(self, request: ChatRequest, tenant: Tenant) -> int:
+        """Return the number of tokens of a chat's prompt. Raises RefusedError."""
         text, limits = self._find_model(request.options.model)
         chat = build_conversation(request.messages, request.tool_use, request.prompting)
         rendered = await self._templates.render(text.bundle, chat, tenant.name, chat_room(text, limits))
         [packed] = await self._encoder.encode([chat_prompt(rendered, text, limits)], tenant.name)
-        return _encode({"input_tokens": len(packed) // PACKED_ID_BYTES})
+        return len(packed) // PACKED_ID_BYTES
+
+    def info(self, model: str | None) -> bytes:
+        """Return the answer of `/tokenizer_info`: template, special tokens and context, as evaluation clients ask for
+        them. Raises RefusedError."""
+        text, limits = self._find_model(model)
+        bundle = text.bundle
+        special = {name: bundle.special_tokens.get(name) for name in SPECIAL_NAMES}
+        return _encode(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                **special,
+                "chat_template": bundle.chat_template,
+                "model_max_length": limits.max_context_tokens,
+            }
+        )
 
     async def detokenize(self, raw: dict[str, Any], tenant: Tenant, charge: ChargeMemory) -> bytes:
         """Return the answer's body. Raises RefusedError."""

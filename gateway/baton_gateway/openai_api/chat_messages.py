@@ -7,7 +7,14 @@ from typing import Any
 from baton_gateway.answers.json_calls import MAX_NAME_CHARS
 from baton_gateway.errors import RefusedError, invalid, unsupported
 from baton_gateway.openai_api.json_body import count_json, parse_object
-from baton_gateway.openai_api.openai_fields import MAX_TEXT_CHARS, Fields, check_text, wrong_type
+from baton_gateway.openai_api.openai_fields import (
+    BESIDE_TEXTS,
+    MAX_IGNORED_BYTES,
+    MAX_TEXT_CHARS,
+    Fields,
+    check_text,
+    wrong_type,
+)
 from baton_gateway.openai_api.tool_fields import MAX_CALL_ID_CHARS, MAX_TOOLS
 from baton_gateway.text.message_arrangements import merge_leading
 
@@ -16,6 +23,12 @@ MAX_PARTS = 1_024
 """The most text parts of one message."""
 MAX_PARTS_IN_ALL = 8_192
 _SHOWN_CHARS = 64
+_RESENT = (
+    "parsed", "annotations", "images", "reasoning_details", "reasoning_signature", "reasoning_opaque",
+    "thinking_blocks", "encrypted_content", "response_metadata", "additional_kwargs", "id", "status", "phase", "index",
+)  # fmt: skip
+"""Fields of answers, and of clients' own types for them, that may be resent. Templates have no place for them."""
+_RESENT_IN_CALLS = (*BESIDE_TEXTS, "extra_content", "thought_signature", "caller", "status")
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles by their names in templates, which do not know `developer`, the successor of `system`."""
@@ -62,22 +75,32 @@ def _message(value: Any, path: str, results: ToolResults) -> ChatMessage:
         raise invalid(f"{path}.role", f"'{path}.role' must be one of {', '.join(ROLES)}.")
     if role != "tool":
         results.end_turn()
-    for feature in ("function_call", "audio", "annotations"):
+    for feature in ("function_call", "audio"):
         fields.refuse(feature, "it is not available", harmless=([],))
-    fields.refuse("refusal", "a message has text only", harmless=("",))
     calls = fields.take("tool_calls")
     if calls and role != "assistant":
         raise invalid(f"{path}.tool_calls", f"'{path}.tool_calls' is allowed in an assistant's message only.")
-    # An answer without text may be resent as it came; other messages need content.
-    content = fields.take("content") if role == "assistant" else fields.require("content")
-    message = {"role": ROLES[role], "content": "" if content is None else _content(content, f"{path}.content")}
+    # An answer without text may be resent as it came, and a tool may return nothing; other messages need content.
+    content = fields.take("content") if role in ("assistant", "tool") else fields.require("content")
+    if content == [] and role in ("assistant", "tool"):
+        content = None
+    message = {"role": ROLES[role], "content": "" if content is None else _content(content, f"{path}.content", role)}
     name = fields.text("name", 64)
     if role == "assistant":
-        message |= _reasoning(fields) | _calls(calls, f"{path}.tool_calls", results)
+        message |= _refusal(fields, message) | _reasoning(fields) | _calls(calls, f"{path}.tool_calls", results)
+        fields.ignore(*_RESENT, max_bytes=MAX_TEXT_CHARS)
     if role == "tool":
         message |= _result(fields, results)
+        fields.ignore("is_error", "status", "artifact", max_bytes=MAX_IGNORED_BYTES)
+    fields.ignore(*BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
     return message if name is None else message | {"name": name}
+
+
+def _refusal(fields: Fields, message: ChatMessage) -> ChatMessage:
+    """Read an answer's refusal, which is what the model said if the answer has no other text."""
+    refusal = fields.text("refusal", MAX_TEXT_CHARS)
+    return {"content": refusal} if refusal and not message["content"] else {}
 
 
 def _reasoning(fields: Fields) -> ChatMessage:
@@ -102,20 +125,28 @@ def _call(value: Any, path: str, results: ToolResults) -> dict[str, Any]:
         raise wrong_type(path, "an object")
     fields = Fields(value, f"{path}.")
     call_id = check_text(fields.require("id"), f"{path}.id", MAX_CALL_ID_CHARS)
-    if (kind := fields.require("type")) != "function":
+    if (kind := fields.take("type")) not in (None, "function"):
         raise unsupported(f"{path}.type", f"only 'function' is available, not {str(kind)[:32]!r}")
     function = fields.require("function")
     fields.integer("index", 0, MAX_TOOLS)  # left in by clients that assemble a stream
+    fields.ignore(*_RESENT_IN_CALLS, max_bytes=MAX_TEXT_CHARS)
     fields.end()
     if not isinstance(function, dict):
         raise wrong_type(f"{path}.function", "an object")
     inner = Fields(function, f"{path}.function.")
     # The model may have called an unknown tool: such a call may be resent, with its result.
     name = check_text(inner.require("name"), f"{path}.function.name", MAX_NAME_CHARS)
-    arguments = check_text(inner.require("arguments"), f"{path}.function.arguments", MAX_TEXT_CHARS)
+    arguments = inner.take("arguments")
+    if not isinstance(arguments, dict | None):
+        arguments = _parse_arguments(check_text(arguments, f"{path}.function.arguments", MAX_TEXT_CHARS))
+    inner.ignore("parsed_arguments", *_RESENT_IN_CALLS, max_bytes=MAX_TEXT_CHARS)
     inner.end()
     results.call(call_id, name, f"{path}.id")
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _parse_arguments(arguments)}}
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": {} if arguments is None else arguments},
+    }
 
 
 def _parse_arguments(arguments: str) -> Any:
@@ -123,7 +154,9 @@ def _parse_arguments(arguments: str) -> Any:
 
     Arguments that the model wrote wrong stay text, and so do those that parsing would change: with a duplicate key.
     """
-    body = arguments.encode() or b"{}"
+    if arguments.strip() in ("", "null"):
+        return {}
+    body = arguments.encode()
     try:
         return parse_object(body, count_json(body, len(body)))
     except RefusedError:
@@ -136,7 +169,7 @@ def _result(fields: Fields, results: ToolResults) -> ChatMessage:
     return {"tool_call_id": call_id, "name": results.take_result(call_id, path)}
 
 
-def _content(value: Any, path: str) -> str:
+def _content(value: Any, path: str, role: str) -> str:
     if isinstance(value, str):
         return check_text(value, path, MAX_TEXT_CHARS)
     if not isinstance(value, list):
@@ -145,16 +178,18 @@ def _content(value: Any, path: str) -> str:
         raise invalid(path, f"'{path}' must not be an empty list.")
     if len(value) > MAX_PARTS:
         raise invalid(path, f"'{path}' has {len(value)} parts; at most {MAX_PARTS} are allowed.", "too_long")
-    return "\n".join(_part(part, f"{path}[{index}]") for index, part in enumerate(value))
+    return "\n".join(_part(part, f"{path}[{index}]", role) for index, part in enumerate(value))
 
 
-def _part(value: Any, path: str) -> str:
+def _part(value: Any, path: str, role: str) -> str:
     if not isinstance(value, dict):
         raise wrong_type(path, "an object")
     fields = Fields(value, f"{path}.")
-    if (kind := fields.require("type")) != "text":
+    kind = fields.require("type")
+    if kind not in ("text", "refusal") or (kind == "refusal" and role != "assistant"):
         raise unsupported(f"{path}.type", f"only 'text' parts are available, not {str(kind)[:32]!r}")
-    text = check_text(fields.require("text"), f"{path}.text", MAX_TEXT_CHARS)
+    text = check_text(fields.require(kind), f"{path}.{kind}", MAX_TEXT_CHARS)
+    fields.ignore("annotations", "id", *BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
     return text
 

@@ -21,6 +21,8 @@ import msgspec
 from baton_gateway.errors import RefusedError, invalid
 
 _encode = msgspec.json.Encoder().encode
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Some editors and clients write it before the first character of UTF-8. It means nothing, and is left out."""
 MAX_DEPTH = 64
 MAX_KEYS = 20_000
 """More keys than the largest conversation with every option has."""

@@ -14,12 +14,15 @@ from typing import Any
 import msgspec
 
 from baton_gateway.errors import RefusedError, invalid, unsupported
+from baton_wire.suggestions import closest
 
 MAX_TEXT_CHARS = 8 << 20
 """The most characters of any one text."""
 MAX_IGNORED_BYTES = 16 << 10
 """The most bytes of JSON of all fields without effect together."""
 MAX_UNKNOWN = 16
+BESIDE_TEXTS = ("cache_control", "provider_specific_fields", "providerOptions", "experimental_providerMetadata")
+"""Fields that clients put next to messages, parts, calls and tools for other providers. They have no effect."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
@@ -35,6 +38,7 @@ class Fields:
 
     def __init__(self, raw: dict[str, Any], path: str = "") -> None:
         self._left = dict(raw)
+        self._read: set[str] = set()
         self._path = path
 
     def name(self, field: str) -> str:
@@ -42,6 +46,7 @@ class Fields:
 
     def take(self, field: str) -> Any:
         """Return the raw value, or None."""
+        self._read.add(field)
         return self._left.pop(field, None)
 
     def require(self, field: str) -> Any:
@@ -88,6 +93,8 @@ class Fields:
         """Accept fields without effect if they take at most `max_bytes` of JSON together."""
         taken = 0
         for field in fields:
+            if field not in self._left:
+                continue
             taken += len(msgspec.json.encode(self._left.pop(field, None)))
             if taken > max_bytes:
                 reason = f"'{self.name(field)}' is too long: fields without effect may have {max_bytes} bytes together."
@@ -102,7 +109,9 @@ class Fields:
         for place, field in enumerate(left):
             if unknown is UnknownFields.REFUSE or place >= MAX_UNKNOWN or not _PLAIN_NAME.fullmatch(field):
                 name = self.name(field)[:64]
-                raise invalid(name, f"Unknown field '{name}'.", "unknown_parameter")
+                meant = closest(field[:64], self._read)
+                hint = f" Did you mean '{self.name(meant)}'?" if meant else ""
+                raise invalid(name, f"Unknown field '{name}'.{hint}", "unknown_parameter")
         self.ignore(*left, max_bytes=MAX_IGNORED_BYTES)
         return left
 

@@ -42,8 +42,9 @@ MAX_STOP_IDS = 64
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,7}")
 
 _IGNORED = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "length_penalty",
-    "early_stopping",
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "prompt_cache_options", "client_metadata", "cache_control", "session_id", "trace", "provider", "route",
+    "include_reasoning", "litellm_metadata", "litellm_session_id", "length_penalty", "early_stopping",
 )  # fmt: skip
 """Fields that are accepted without effect on the answer: they concern the provider's side or beam search."""
 _NOT_SERVED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
@@ -228,7 +229,9 @@ def check_held(field: str, options: Options, prompts: int = 1) -> None:
 
 def _refuse_chat_features(fields: Fields) -> None:
     fields.refuse("modalities", "only text is available", harmless=(["text"],))
-    for name in ("audio", "web_search_options", "prediction", "verbosity"):
+    fields.refuse("verbosity", "models do not know it; ask for it in the prompt", harmless=("medium",))
+    fields.refuse("transforms", "a conversation is used as it was sent", harmless=([],))
+    for name in ("audio", "web_search_options", "prediction"):
         fields.refuse(name, "it is not available for this model")
 
 

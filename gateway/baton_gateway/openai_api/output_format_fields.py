@@ -1,6 +1,6 @@
 """Fields with an answer's format: OpenAI's `response_format`, vLLM's `structured_outputs`, and its older `guided_…`.
 
-A request may have at most one.
+A request may have at most one. Clients of several servers at once repeat it under other names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from baton_gateway.errors import invalid, unsupported
-from baton_gateway.openai_api.openai_fields import Fields, wrong_type
+from baton_gateway.openai_api.openai_fields import MAX_IGNORED_BYTES, Fields, wrong_type
 from baton_gateway.structured_outputs.output_format import (
     MAX_DEFINITION_BYTES,
     FormatKind,
@@ -31,10 +31,16 @@ _OLD_NAMES = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "
 def read_output_format(fields: Fields) -> OutputFormat | None:
     """Read the format from a body's fields. Raises RefusedError."""
     formats = list(_formats(fields))
-    if len(formats) > 1:
+    if any(_definition(other) != _definition(formats[0]) for other in formats[1:]):
         names = " and ".join(f"'{output_format.field}'" for output_format in formats[:2])
         raise invalid(formats[1].field, f"{names} exclude each other: an answer has one format.")
     return formats[0] if formats else None
+
+
+def _definition(output_format: OutputFormat) -> OutputFormat:
+    """Return the format without the names of its fields."""
+    schemas = tuple(msgspec.structs.replace(schema, field="") for schema in output_format.schemas)
+    return msgspec.structs.replace(output_format, field="", schemas=schemas)
 
 
 def check_may_end(field: str, ignore_eos: bool, min_tokens: int) -> None:
@@ -58,6 +64,7 @@ def _formats(fields: Fields) -> Iterator[OutputFormat]:
             if (value := inner.take(name)) is not None:
                 yield _read_definition(name, value, f"structured_outputs.{name}")
         inner.end()
+    fields.ignore("guided_decoding_backend", max_bytes=MAX_IGNORED_BYTES)
     for old, name in _OLD_NAMES.items():
         if (value := fields.take(old)) is not None:
             yield _read_definition(name, value, old)

@@ -12,8 +12,11 @@ import msgspec
 from baton_gateway.errors import invalid
 from baton_gateway.openai_api.chat_messages import ChatMessage
 from baton_gateway.openai_api.openai_fields import Fields, wrong_type
+from baton_gateway.text.chat_template import THINKING_SWITCHES
 
 MAX_KWARGS_BYTES = 16 << 10
+MAX_WORD = 64
+THINKING_TYPES = ("enabled", "adaptive", "auto", "disabled")
 
 
 class ReasoningEffort(enum.StrEnum):
@@ -53,7 +56,10 @@ def read_prompting(fields: Fields, messages: Sequence[ChatMessage]) -> Prompting
     if continues and (not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]):
         message = "'continue_final_message' needs a last message of the assistant, without calls."
         raise invalid("continue_final_message", message)
-    return Prompting(_variables(fields.take("chat_template_kwargs")), _effort(fields), adds_prompt, continues)
+    variables = _variables(fields.take("chat_template_kwargs"))
+    if (is_on := fields.take("enable_thinking")) is not None:
+        variables = {"enable_thinking": _switch("enable_thinking", is_on)} | variables
+    return Prompting(variables, _effort(fields), adds_prompt, continues)
 
 
 def _variables(value: Any) -> dict[str, Any]:
@@ -64,13 +70,47 @@ def _variables(value: Any) -> dict[str, Any]:
     if (size := len(msgspec.json.encode(value))) > MAX_KWARGS_BYTES:
         message = f"'chat_template_kwargs' has {size} bytes of JSON; at most {MAX_KWARGS_BYTES} are allowed."
         raise invalid("chat_template_kwargs", message, "too_long")
+    return {name: _switch(name, content) if name in THINKING_SWITCHES else content for name, content in value.items()}
+
+
+def _switch(name: str, value: Any) -> Any:
+    """Read a switch of a template. Forms send texts, and any text would be true in a template."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if name == "enable_thinking":
+        path = f"chat_template_kwargs.{name}"
+        raise invalid(path, f"'{path}' must be true or false, not {value[:32]!r}.", "invalid_type")
     return value
 
 
 def _effort(fields: Fields) -> ReasoningEffort | None:
+    """Read OpenAI's field, or the object `reasoning` or `thinking` of other providers' clients."""
     value = fields.take("reasoning_effort")
+    for name in ("reasoning", "thinking"):
+        other = _other_effort(name, fields.take(name))
+        value = other if value is None else value
     if value is None:
         return None
     if not isinstance(value, str) or value not in tuple(ReasoningEffort):
         raise invalid("reasoning_effort", f"'reasoning_effort' must be one of {', '.join(ReasoningEffort)}.")
     return ReasoningEffort(value)
+
+
+def _other_effort(name: str, value: Any) -> Any:
+    """Read `reasoning: {effort, enabled}` as OpenRouter's clients write it, or `thinking: {type}`; None: as it is."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise wrong_type(name, "an object")
+    fields = Fields(value, f"{name}.")
+    kind = fields.take("type")
+    is_enabled = fields.flag("enabled", True)
+    fields.refuse("exclude", "reasoning is returned", harmless=(False,))
+    effort = fields.take("effort")
+    fields.text("summary", MAX_WORD)
+    fields.end()
+    if kind is not None and kind not in THINKING_TYPES:
+        raise invalid(f"{name}.type", f"'{name}.type' must be one of {', '.join(THINKING_TYPES)}.")
+    return "none" if kind == "disabled" or not is_enabled else effort

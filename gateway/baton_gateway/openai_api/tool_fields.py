@@ -9,7 +9,7 @@ import msgspec
 
 from baton_gateway.answers.tool_use import NO_TOOLS, Tool, ToolMode, ToolUse
 from baton_gateway.errors import invalid, unsupported
-from baton_gateway.openai_api.openai_fields import Fields, wrong_type
+from baton_gateway.openai_api.openai_fields import BESIDE_TEXTS, MAX_IGNORED_BYTES, Fields, wrong_type
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 << 10
@@ -67,9 +67,10 @@ def _tool(value: Any, path: str) -> Tool:
     if not isinstance(value, dict):
         raise wrong_type(path, "an object")
     fields = Fields(value, f"{path}.")
-    if (kind := fields.require("type")) != "function":
+    if (kind := fields.take("type")) not in (None, "function"):
         raise unsupported(f"{path}.type", f"only 'function' tools are available, not {str(kind)[:32]!r}")
     function = fields.require("function")
+    fields.ignore(*BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
     if not isinstance(function, dict):
         raise wrong_type(f"{path}.function", "an object")
@@ -83,17 +84,23 @@ def read_function(value: dict[str, Any], path: str) -> Tool:
     description = fields.text("description", MAX_TOOLS_BYTES)
     parameters = fields.take("parameters")
     strict = fields.flag("strict", False)
+    fields.ignore(*BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
     if parameters is not None:
-        _check_parameters(parameters, fields.name("parameters"))
+        parameters = _parameters(parameters, fields.name("parameters"))
     return Tool(name, description, parameters, strict)
 
 
-def _check_parameters(value: Any, path: str) -> None:
+def _parameters(value: Any, path: str) -> dict[str, Any]:
+    """Read the schema of arguments, which are always an object, even if the schema allows more types."""
     if not isinstance(value, dict):
         raise wrong_type(path, "an object: a JSON Schema")
-    if value.get("type", "object") != "object":
+    kinds = value.get("type", "object")
+    if kinds is None or (isinstance(kinds, list) and "object" in kinds):
+        return value | {"type": "object"}
+    if kinds != "object":
         raise invalid(f"{path}.type", f"'{path}.type' must be 'object': arguments have names.")
+    return value
 
 
 def _choice(value: Any, tools: tuple[Tool, ...]) -> tuple[ToolMode, str | None]:

@@ -84,6 +84,8 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self.rename: Callable[[bytes], bytes] = bytes
+        """Adds other names to a page of metrics."""
         self.telemetry = LoadTelemetry()
         self.cache_use = CacheUse()
         self._make_histograms(registry)
@@ -93,7 +95,7 @@ class GatewayMetrics:
     def page(self) -> bytes:
         """The metrics of this process, or of all that share its port."""
         folder = os.environ.get(METRICS_VARIABLE)
-        return generate_latest(self._registry) if folder is None else shared_page(folder)
+        return self.rename(generate_latest(self._registry) if folder is None else shared_page(folder))
 
     # What happens -----------------------------------------------------------------------------------------------------
 

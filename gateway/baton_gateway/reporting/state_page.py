@@ -62,7 +62,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
     """The problem that makes it unready; empty: none."""
     cache: CacheReport = CacheReport()
     ttft_minute: SketchData = SketchData()
-    """Of the last minute, like `tpot_minute`."""
+    """Latencies of the last minute, like `tpot_minute`."""
     tpot_minute: SketchData = SketchData()
 
 

@@ -16,7 +16,7 @@ from baton_gateway.openai_api.answer_writers import AnswerWriter
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.reporting.metrics import RequestTimes
 from baton_gateway.requests.model_load import ModelLoad
-from baton_gateway.requests.preparing import begin_choice_texts
+from baton_gateway.requests.preparing import PromptRules, begin_choice_texts
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Deliver, LifeRules, Prompt
 from baton_gateway.requests.run import Run
@@ -51,7 +51,11 @@ class RelayRules:
     max_parked_bytes: int = 64 << 20
     """Bytes of text and ids in all parked requests. One request may always wait."""
     generation_defaults: bool = True
-    """A model's own sampling defaults count."""
+    clamps_max_tokens: bool = False
+
+    @property
+    def prompts(self) -> PromptRules:
+        return PromptRules(self.generation_defaults, self.clamps_max_tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +70,8 @@ class LiveRequest:
     times: RequestTimes
     request_id: str = ""
     """As the client knows it, for logs."""
+    unenforced: list[str] = field(default_factory=list)
+    """Places of keywords in schemas that no grammar enforces."""
     preparing: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
     run_ids: tuple[bytes, ...] = ()

@@ -133,6 +133,16 @@ def completion_prompts(request: CompletionRequest, text: TextModel, limits: Mode
 
 
 @dataclass(frozen=True, slots=True)
+class PromptRules:
+    """How this gateway is configured to fill in requests."""
+
+    generation_defaults: bool = True
+    """True if a model's own sampling defaults count."""
+    clamps_max_tokens: bool = False
+    """True if a request for more tokens than fit gets those that fit; False: it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
 class Preparation:
     """The values that all prompts of one request are checked against and filled in with."""
 
@@ -146,6 +156,7 @@ class Preparation:
     seed: int
     """Used unless the client gave one."""
     tenant_salt: str
+    clamps_max_tokens: bool = False
 
 
 def make_prompts(
@@ -218,7 +229,7 @@ def _make_sampling(
 ) -> SamplingParams:
     options, text, limits = preparation.options, preparation.text, preparation.limits
     defaults = preparation.defaults
-    max_tokens = _max_tokens(options, prompt_tokens, limits, preparation.field)
+    max_tokens = _max_tokens(preparation, prompt_tokens)
     if options.min_tokens > max_tokens:
         raise invalid("min_tokens", f"'min_tokens' must not exceed the {max_tokens} tokens that fit.")
     end_ids = () if options.ignore_eos else tuple(token for token in text.eos_ids if 0 <= token < limits.vocab_size)
@@ -246,13 +257,16 @@ def _or_default(asked: T | None, default: T) -> T:
     return default if asked is None else asked
 
 
-def _max_tokens(options: Options, prompt_tokens: int, limits: ModelLimits, field: str) -> int:
+def _max_tokens(preparation: Preparation, prompt_tokens: int) -> int:
     """The client's `max_tokens` if it fits; without one, all that fits into the context and into an answer that is
     held. Workers draw one token even where none is asked for.
     """
+    options, limits, field = preparation.options, preparation.limits, preparation.field
     if prompt_tokens == 0:
         raise invalid(field, f"'{field}' has no tokens.", "empty_prompt")
     room, asked = limits.max_context_tokens - prompt_tokens, options.max_tokens
+    if asked is not None and asked > room and preparation.clamps_max_tokens:
+        asked = None if room > 0 else 1
     if room < 1 or (asked is not None and asked > room):
         raise context_exceeded(field, limits.max_context_tokens, prompt_tokens, asked)
     if asked is not None:

@@ -18,6 +18,7 @@ from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest, answer_bytes
 from baton_gateway.requests.preparing import (
     Preparation,
+    PromptRules,
     bind_thought,
     build_conversation,
     chat_prompt,
@@ -54,12 +55,8 @@ class PromptBuilder:
         self.encoder = PromptEncoder()
         self.compiler = FormatCompiler(metrics.shaped)
 
-    async def build(
-        self, live: LiveRequest, fingerprint: PairFingerprint, generation_defaults: bool
-    ) -> tuple[Prompt, ...]:
-        """Prepare the request for this revision and begin its answer. `generation_defaults`: whether the model's own
-        sampling defaults count. Raises RefusedError.
-        """
+    async def build(self, live: LiveRequest, fingerprint: PairFingerprint, rules: PromptRules) -> tuple[Prompt, ...]:
+        """Prepare the request for this revision and begin its answer. Raises RefusedError."""
         request, options = live.request, live.request.options
         text, limits = self._table.text(fingerprint), self._table.limits(fingerprint)
         assert text is not None
@@ -69,8 +66,10 @@ class PromptBuilder:
         if isinstance(request, ChatRequest):
             thought = bind_thought(live.parse_plan, request.max_thinking_tokens, grammar is not None, text)
         seed = self._dice.getrandbits(63)
-        defaults = text.bundle.generation if generation_defaults else API_DEFAULTS
-        preparation = Preparation(options, live.prompt_field, text, limits, defaults, seed, live.tenant.salt)
+        defaults = text.bundle.generation if rules.generation_defaults else API_DEFAULTS
+        preparation = Preparation(
+            options, live.prompt_field, text, limits, defaults, seed, live.tenant.salt, rules.clamps_max_tokens
+        )
         prompts = make_prompts(preparation, encoded, grammar, thought)
         echoed = await echoed_prompts(request, text)
         live.text, live.fingerprint, live.prompts = text, fingerprint, prompts
@@ -89,7 +88,7 @@ class PromptBuilder:
         encoded = await self._encode(live, text, limits)
         if live.parse_plan is None or live.parse_plan.output_format is None:
             return encoded, None
-        return encoded, await self.compiler.compile(live.parse_plan.output_format, live.tenant.name)
+        return encoded, await self.compiler.compile(live.parse_plan.output_format, live.tenant.name, live.unenforced)
 
     async def _encode_while_compiling(
         self, live: LiveRequest, shape: OutputFormat, text: TextModel, limits: ModelLimits
@@ -97,7 +96,7 @@ class PromptBuilder:
         """Both at once: a format that the client asks for does not need the prompt. Raises the first RefusedError."""
         try:
             async with asyncio.TaskGroup() as both:
-                compiling = both.create_task(self.compiler.compile(shape, live.tenant.name))
+                compiling = both.create_task(self.compiler.compile(shape, live.tenant.name, live.unenforced))
                 encoded = await self._encode(live, text, limits)
         except* RefusedError as refusals:
             raise refusals.exceptions[0] from None

@@ -363,7 +363,7 @@ class Relay:
             if isinstance(revision, Problem):
                 event = self._park(live, revision)
             else:
-                event = Prepared(await self.prompts.build(live, revision, self._rules.generation_defaults))
+                event = Prepared(await self.prompts.build(live, revision, self._rules.prompts))
         except BaseException as error:  # noqa: BLE001 (nothing else would end it before its deadline)
             event = Refused(self._problem(error, live.prompt_field))
         live.preparing = None

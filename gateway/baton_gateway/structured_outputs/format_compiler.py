@@ -78,8 +78,8 @@ class FormatCompiler:
     def health_problems(self, now: float) -> list[HealthProblem]:
         return self._lane.health_problems(now)
 
-    async def compile(self, output_format: OutputFormat, client: str) -> Grammar:
-        """Return the format's grammar.
+    async def compile(self, output_format: OutputFormat, client: str, ignored: list[str] | None = None) -> Grammar:
+        """Return the format's grammar. `ignored` gets the places of keywords that the grammar does not enforce.
 
         Raises RefusedError that names the place in the client's definition, or says that nothing compiles now.
         """
@@ -96,6 +96,8 @@ class FormatCompiler:
         self._report(outcome, time.monotonic() - began)
         if result.grammar is None:
             raise invalid(result.param, result.message, result.code)
+        if ignored is not None:
+            ignored += result.ignored
         return output_format.grammar(result.grammar)
 
     async def _compile_new(self, output_format: OutputFormat, key: bytes, client: str) -> CompileResult:

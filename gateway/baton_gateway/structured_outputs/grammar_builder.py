@@ -9,14 +9,15 @@ import json
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from baton_gateway.errors import RefusedError
 from baton_gateway.structured_outputs.format_errors import schema_error
-from baton_gateway.structured_outputs.json_schema import CheckedSchema, check_schema
-from baton_gateway.structured_outputs.lark import check_lark, json_options, json_term, literal
+from baton_gateway.structured_outputs.json_schema import CheckedSchema, Enforcement, check_schema
+from baton_gateway.structured_outputs.lark import json_options, json_term, literal, read_lark
 from baton_gateway.structured_outputs.object_rules import build_member_rules
 from baton_gateway.structured_outputs.output_format import CompileResult, FormatKind, NamedSchema, OutputFormat
 from baton_gateway.structured_outputs.pattern import PatternError, translate_pattern
@@ -30,6 +31,9 @@ _BYTES = LLTokenizer("byte")
 """A vocabulary of the 256 bytes: a grammar that works with it works with any other."""
 _encode = msgspec.json.Encoder().encode
 _BLAME_S = 0.02
+MAX_IGNORED = 16
+"""The most places of keywords without effect that an answer names."""
+MAX_PLACE_CHARS = 128
 _MAX_REASON = 200
 _NO_TOKEN = "NoExtensionBias"
 """The compiler's error for a grammar that allows no first token."""
@@ -38,8 +42,9 @@ _NO_TOKEN = "NoExtensionBias"
 def compile_format(output_format: OutputFormat) -> Iterator[CompileResult]:
     """Yield one result, or two: for a plain schema a provisional one comes before the compiler has checked it."""
     try:
-        for grammar, is_provisional in _grammars(output_format):
-            yield CompileResult(grammar, is_provisional=is_provisional)
+        ignored: list[str] = []
+        for grammar, is_provisional in _grammars(output_format, ignored):
+            yield CompileResult(grammar, is_provisional=is_provisional, ignored=tuple(ignored[:MAX_IGNORED]))
     except RefusedError as refusal:
         problem = refusal.problem
         yield CompileResult(None, problem.param, problem.message, problem.code or "")
@@ -47,7 +52,7 @@ def compile_format(output_format: OutputFormat) -> Iterator[CompileResult]:
 
 def build_grammar(output_format: OutputFormat) -> str:
     """Return the grammar. Raises RefusedError that names the place in the client's definition."""
-    *_, (grammar, _) = _grammars(output_format)
+    *_, (grammar, _) = _grammars(output_format, [])
     return grammar
 
 
@@ -57,21 +62,22 @@ def json_grammar(schema: dict[str, Any]) -> str:
     return _encode({"grammars": [grammar], "max_tokens": None}).decode()
 
 
-def _grammars(output_format: OutputFormat) -> Iterator[tuple[str, bool]]:
-    """Yield the grammar, and whether that is provisional: the compiler still has to check it, and it follows again."""
+def _grammars(output_format: OutputFormat, ignored: list[str]) -> Iterator[tuple[str, bool]]:
+    """Yield the grammar, and whether that is provisional: the compiler still has to check it, and it follows again.
+    Keywords that are not enforced are added to `ignored`.
+    """
     match output_format.kind:
         case FormatKind.JSON:
-            yield from _json_grammars(output_format)
+            yield from _json_grammars(output_format, ignored)
             return
         case FormatKind.REGEX:
             grammar = LLMatcher.grammar_from_regex(_translate_pattern(output_format))
         case FormatKind.CHOICE:
             grammar = _lark_grammar("start: " + " | ".join(map(literal, output_format.choices)))
         case FormatKind.LARK:
-            _check_client_lark(output_format)
-            grammar = _lark_grammar(output_format.source)
+            grammar = _lark_grammar(_read_client_lark(output_format))
         case FormatKind.COMPOSED:
-            rules = [line for named in output_format.schemas for line in _rules(named, output_format)]
+            rules = [line for named in output_format.schemas for line in _rules(named, output_format, ignored)]
             grammar = _lark_grammar("\n".join((output_format.source, *rules)))
     if (problem := _find_problem(grammar, is_tried=output_format.kind is not FormatKind.COMPOSED)) is not None:
         until = time.thread_time() + _BLAME_S
@@ -82,8 +88,9 @@ def _grammars(output_format: OutputFormat) -> Iterator[tuple[str, bool]]:
     yield grammar, False
 
 
-def _json_grammars(output_format: OutputFormat) -> Iterator[tuple[str, bool]]:
+def _json_grammars(output_format: OutputFormat, ignored: list[str]) -> Iterator[tuple[str, bool]]:
     checked = _check(output_format.schemas[0])
+    ignored += _places(output_format.schemas[0], checked)
     grammar = json_grammar(checked.schema)
     if len(grammar) <= MAX_GRAMMAR_CHARS and is_plain(checked.schema):
         yield grammar, True
@@ -98,9 +105,16 @@ def _lark_grammar(source: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": source}]})
 
 
-def _rules(named: NamedSchema, output_format: OutputFormat) -> list[str]:
+def _places(named: NamedSchema, checked: CheckedSchema) -> list[str]:
+    """Return the places of keywords that are not enforced, in characters that a header may have."""
+    return [f"{named.field}{quote(pointer, safe='/$')}"[:MAX_PLACE_CHARS] for pointer in checked.ignored]
+
+
+def _rules(named: NamedSchema, output_format: OutputFormat, ignored: list[str]) -> list[str]:
     """Return the lines of Lark that define a schema's rule."""
-    schema = _check(named).schema
+    checked = _check(named)
+    ignored += _places(named, checked)
+    schema = checked.schema
     if named.called:
         schema = _call_object(named.called, schema)
     if named.called or named.members is None:
@@ -121,7 +135,7 @@ def _call_object(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(named: NamedSchema) -> CheckedSchema:
-    return check_schema(msgspec.json.decode(named.definition), named.field, named.is_strict)
+    return check_schema(msgspec.json.decode(named.definition), named.field, Enforcement(named.demand))
 
 
 def _translate_pattern(output_format: OutputFormat) -> str:
@@ -131,11 +145,19 @@ def _translate_pattern(output_format: OutputFormat) -> str:
         raise schema_error(output_format.field, "", str(error)) from error
 
 
-def _check_client_lark(output_format: OutputFormat) -> None:
+def _read_client_lark(output_format: OutputFormat) -> str:
+    field = output_format.field
     try:
-        check_lark(output_format.source)
+        return read_lark(
+            output_format.source, lambda schema: check_schema(_without_options(schema), field, Enforcement.USUAL).schema
+        )
     except PatternError as error:
-        raise schema_error(output_format.field, "", str(error)) from error
+        raise schema_error(field, "", str(error)) from error
+
+
+def _without_options(schema: Any) -> Any:
+    """Leave the compiler's options out of an inline schema: the gateway chooses them."""
+    return {key: value for key, value in schema.items() if key != "x-guidance"} if isinstance(schema, dict) else schema
 
 
 def _find_problem(grammar: str, is_tried: bool = False) -> str | None:

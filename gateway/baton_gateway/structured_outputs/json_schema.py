@@ -6,6 +6,7 @@ the compiler's dialect, and the compiler can represent each of its numbers.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable
 from decimal import Decimal
@@ -13,7 +14,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from baton_gateway.structured_outputs.format_errors import schema_error, step
-from baton_gateway.structured_outputs.pattern import PatternError, find_unwritable, translate_pattern
+from baton_gateway.structured_outputs.look_ahead import split_look_aheads
+from baton_gateway.structured_outputs.pattern import LookAroundError, PatternError, find_unwritable, translate_pattern
 from baton_gateway.structured_outputs.schema_closure import PartError, check_finite, check_patterns, resolve_one_of
 from baton_gateway.structured_outputs.schema_keywords import (
     ANNOTATIONS,
@@ -24,6 +26,7 @@ from baton_gateway.structured_outputs.schema_keywords import (
     NameRule,
     read_name_rule,
 )
+from baton_gateway.structured_outputs.unique_items import list_unique
 
 MAX_DEPTH = 64
 MAX_SCHEMAS = 20_000
@@ -46,29 +49,43 @@ _PAIRS = (("minItems", "maxItems"), ("minLength", "maxLength"), ("minProperties"
 class CheckedSchema:
     """A schema for the compiler, with the place of each of its parts in the client's schema."""
 
-    def __init__(self, schema: dict[str, Any], pointers: dict[int, str]) -> None:
+    def __init__(self, schema: dict[str, Any], pointers: dict[int, str], ignored: tuple[str, ...] = ()) -> None:
         self.schema = schema
         self._pointers = pointers
+        self.ignored = ignored
+        """Pointers of the keywords that are not enforced."""
 
     def pointer(self, part: Any) -> str:
         """Return the client's pointer for a part of `schema`; empty for a part that the gateway added."""
         return self._pointers.get(id(part), "")
 
 
-def check_schema(schema: Any, field: str, is_strict: bool) -> CheckedSchema:
-    """Translate a client's schema. Raises RefusedError. `is_strict`: unknown formats are refused, not ignored."""
-    reader = _SchemaReader(schema, field, is_strict)
-    return CheckedSchema(reader.read(), reader.pointers)
+class Enforcement(enum.IntEnum):
+    """How much of a client's schema must be enforced."""
+
+    SUPPORTED = 0
+    """A keyword that cannot be enforced is an annotation: a tool without `strict` may have fields that no call uses."""
+    USUAL = 1
+    """As STRICT, but formats, patterns and `uniqueItems` that cannot be enforced are annotations."""
+    STRICT = 2
+    """Everything, or the schema is refused."""
+
+
+def check_schema(schema: Any, field: str, demand: Enforcement) -> CheckedSchema:
+    """Translate a client's schema. Raises RefusedError for what must be enforced and cannot be."""
+    reader = _SchemaReader(schema, field, demand)
+    return CheckedSchema(reader.read(), reader.pointers, tuple(reader.ignored))
 
 
 class _SchemaReader:
     """Reads one client's schema from its root, and the targets of its references."""
 
-    def __init__(self, root: Any, field: str, is_strict: bool) -> None:
+    def __init__(self, root: Any, field: str, demand: Enforcement) -> None:
         self.pointers: dict[int, str] = {}
+        self.ignored: list[str] = []
         self._root = root
         self._field = field
-        self._is_strict = is_strict
+        self._demand = demand
         self._names: dict[str, str] = {}
         self._definitions: dict[str, Schema] = {}
         self._schemas_left = MAX_SCHEMAS
@@ -88,7 +105,7 @@ class _SchemaReader:
             "anyOf": self._schemas,
             "oneOf": self._schemas,
             **dict.fromkeys(_COUNTS, self._count),
-            **dict.fromkeys(_BOUNDS, self._number),
+            **dict.fromkeys(_BOUNDS, self._bound),
         }
 
     def read(self) -> dict[str, Any]:
@@ -106,11 +123,22 @@ class _SchemaReader:
         try:
             check_finite(result, self._definitions)
             check_patterns(result, self._definitions)
-            resolve_one_of(result, self._definitions)
+            self.ignored += map(
+                self._place, resolve_one_of(result, self._definitions, self._demand is Enforcement.SUPPORTED)
+            )
         except PartError as error:
-            pointer = self.pointers.get(id(error.part), "")
-            raise self._refuse(step(pointer, error.keyword) if error.keyword else pointer, str(error)) from error
+            raise self._refuse(self._place(error), str(error)) from error
         return result
+
+    def _place(self, error: PartError) -> str:
+        pointer = self.pointers.get(id(error.part), "")
+        return step(pointer, error.keyword) if error.keyword else pointer
+
+    def _leave_out(self, pointer: str, reason: str, below: Enforcement = Enforcement.USUAL) -> None:
+        """Leave a keyword out if less than this is demanded. Raises RefusedError otherwise."""
+        if self._demand >= below:
+            raise self._refuse(pointer, reason)
+        self.ignored.append(pointer)
 
     def _refuse(self, pointer: str, reason: str) -> Exception:
         return schema_error(self._field, pointer, reason)
@@ -134,6 +162,8 @@ class _SchemaReader:
         if "propertyNames" in value and (rule := read_name_rule(value["propertyNames"])) is not None:
             self._restrict_names(result, rule, pointer)
         self._check_combination(result, pointer)
+        if value.get("uniqueItems") is True:
+            return self._make_unique(result, step(pointer, "uniqueItems"))
         return result
 
     def _read_keyword(
@@ -143,7 +173,8 @@ class _SchemaReader:
         if self._has_no_effect(schema, keyword, content, depth):
             return
         if keyword not in ENFORCED:
-            raise self._refuse(place, f"this keyword is not supported: {REFUSED.get(keyword, 'it is not known')}")
+            self._leave_out(place, f"this keyword is not supported: {REFUSED.get(keyword, 'it is not known')}")
+            return
         match keyword:
             case "format":
                 self._read_format(result, content, place)
@@ -154,11 +185,11 @@ class _SchemaReader:
                 result["type"] = _with_null(types) if schema.get("nullable") is True else types
             case "nullable":
                 self._check_nullable(schema, content, place)
-            case "uniqueItems":
-                if content is not False:
-                    raise self._refuse(place, "this keyword is not supported: no grammar can remember all items")
-            case "pattern" if "pattern" in result:  # a format's pattern
-                _all_of(result).append({"pattern": self._pattern(content, place, depth)})
+            case "uniqueItems":  # see `_make_unique`, which needs the keywords next to it
+                if not isinstance(content, bool):
+                    raise self._refuse(place, "it must be true or false")
+            case "pattern":
+                self._read_pattern(result, content, place)
             case _:
                 result[keyword] = self._readers[keyword](content, place, depth)
 
@@ -181,6 +212,36 @@ class _SchemaReader:
         if "additionalItems" in schema:
             others = step(place.rpartition("/")[0], "additionalItems")
             result["items"] = self._schema(schema["additionalItems"], others, depth)
+
+    def _make_unique(self, result: dict[str, Any], place: str) -> dict[str, Any]:
+        """Turn an array of different items into a choice of lists. It needs nothing if there is one item at most."""
+        if result.get("maxItems", 2) < 2:
+            return result
+        lists = list_unique(result)
+        if lists is None:
+            reason = "this keyword is not supported: no grammar can remember all items"
+            self._leave_out(place, reason, below=Enforcement.STRICT)
+            return result
+        unique: dict[str, Any] = {"enum": lists}
+        self.pointers[id(unique)] = self.pointers[id(result)]
+        return unique
+
+    def _read_pattern(self, result: dict[str, Any], value: Any, place: str) -> None:
+        """Read a pattern, which may be several in one: a format's pattern has to match besides."""
+        if not isinstance(value, str):
+            raise self._refuse(place, "it must be a string")
+        try:
+            patterns = [translate_pattern(part) for part in split_look_aheads(value) or (value,)]
+        except LookAroundError as error:
+            self._leave_out(place, str(error), below=Enforcement.STRICT)
+            return
+        except PatternError as error:
+            raise self._refuse(place, str(error)) from error
+        for pattern in patterns:
+            if "pattern" in result:
+                _all_of(result).append({"pattern": pattern})
+            else:
+                result["pattern"] = pattern
 
     def _check_nullable(self, schema: dict[str, Any], content: Any, place: str) -> None:
         if not isinstance(content, bool):
@@ -219,7 +280,8 @@ class _SchemaReader:
             result.pop("minProperties", None)
         elif least > 1:
             reason = "more than 1 needs as many names in 'required': a grammar cannot see that a name is repeated"
-            raise self._refuse(step(pointer, "minProperties"), reason)
+            self._leave_out(step(pointer, "minProperties"), reason)
+            del result["minProperties"]
         if result.get("type") == "object":
             self._check_required(result, required, pointer)
 
@@ -279,6 +341,14 @@ class _SchemaReader:
             raise self._refuse(pointer, f"a number may have {MAX_NUMBER_DIGITS} digits")
         return value
 
+    def _bound(self, value: Any, pointer: str, _depth: int) -> int | float:
+        """Read a bound. One beyond all numbers that can be enforced is brought to their end: narrower, never wider."""
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            is_least = pointer.endswith("inimum")
+            if (value < -MAX_NUMBER) if is_least else (value > MAX_NUMBER):
+                return -MAX_NUMBER if is_least else MAX_NUMBER
+        return self._number(value, pointer)
+
     def _multiple_of(self, value: Any, pointer: str, _depth: int) -> int | float:
         number = self._number(value, pointer)
         if number <= 0:
@@ -310,8 +380,7 @@ class _SchemaReader:
         if not isinstance(value, str):
             raise self._refuse(pointer, "it must be a string")
         if value not in FORMATS:
-            if self._is_strict:
-                raise self._refuse(pointer, f"'strict' has these formats: {', '.join(FORMATS)}")
+            self._leave_out(pointer, f"'strict' has these formats: {', '.join(FORMATS)}", below=Enforcement.STRICT)
         elif (pattern := FORMATS[value]) is None:
             result["format"] = value
         elif "pattern" in result:

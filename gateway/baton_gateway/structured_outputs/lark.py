@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from baton_gateway.structured_outputs.pattern import MAX_STATES, PatternError, translate_pattern
@@ -28,16 +28,27 @@ def json_options(indentation: str) -> JsonCompileOptions:
 PART_OPTIONS = json_options(indentation=f"{{0,{MAX_BLANKS}}}")
 """Options for JSON that is a part of a larger grammar, which bounds the blanks itself."""
 
+_ATTRIBUTE = (
+    r"""(?:capture(?:="\w*")?|lazy|max_tokens=\d{1,6}|(?:stop|suffix)=(?:"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/))"""
+)
 _TOKEN = re.compile(
     r"""(?P<blank>\s+|//[^\n]*|\#[^\n]*)
     |(?P<text>"(?:[^"\\\n]|\\.)*"i?)
     |(?P<expression>/(?:[^/\\\n]|\\.)+/[a-z]*)
+    |(?P<attributes>\[\s*(?:{attribute}\s*,\s*)*{attribute}\s*\])
+    |(?P<schema>%json\b)
     |(?P<counted>\{\s*\d{0,9}\s*(?:,\s*\d{0,9}\s*)?\}|~\s*\d{1,9}(?:\s*\.\.\s*\d{1,9})?)
     |(?P<name>[!?]?[A-Za-z_][\w-]*)
     |(?P<mark>[():|*+?\[\],.&~]|->)
-    |(?P<refused>[%@<].{0,32})""",
+    |(?P<refused>[%@<].{0,32})""".replace("{attribute}", _ATTRIBUTE),
     re.VERBOSE,
 )
+_OPTIONS = re.compile(r"(\s*%llguidance\s*\{\s*\})?")
+"""The line with which guidance's grammars begin, without any option."""
+_FLAGS = re.compile(r"\(\?[imsux-]{1,8}:")
+_DECODER = json.JSONDecoder()
+_EBNF = re.compile(r"(?:^|\n)\s*(<?[\w-]{1,64}>?)\s*::=")
+"""A rule in the form of other servers' grammars (GBNF)."""
 _SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$/\n]")
 _BARE_SLASH = re.compile(r"\\.|[/\n]", re.DOTALL)
 _NUMBERS = re.compile(r"\d+")
@@ -95,35 +106,73 @@ def _escape(match: re.Match[str]) -> str:
     return "\\n" if match[0] == "\n" else f"\\{match[0]}"
 
 
-def json_term(schema: dict[str, Any]) -> str:
+def json_term(schema: dict[str, Any], options: JsonCompileOptions = PART_OPTIONS) -> str:
     """Return the term that matches JSON of a schema from `check_schema`."""
-    return f"%json {json.dumps(schema | {'x-guidance': PART_OPTIONS}, ensure_ascii=False)}"
+    return f"%json {json.dumps(schema | {'x-guidance': options}, ensure_ascii=False)}"
 
 
-def check_lark(source: str) -> None:
-    """Check a client's grammar. Raises PatternError if it does more than match text, or becomes too large.
+def read_lark(source: str, read_schema: Callable[[Any], dict[str, Any]]) -> str:
+    """Read a client's grammar, and return it as the compiler takes it. `read_schema`: checks an inline schema.
 
-    Special tokens, inline schemas and compiler options are reserved for the gateway.
+    Special tokens and compiler options are reserved for the gateway. Raises PatternError for a grammar that does more
+    than match text, or becomes too large.
     """
-    place = states = 0
-    factor = 1
+    if (rule := _EBNF.search(source)) is not None:
+        form = "a rule is 'name: …', the first one is 'start', an expression is '/[a-z]+/'"
+        raise PatternError(
+            f"EBNF ('{rule[1]} ::= …') is not taken, only Lark: {form} (line {_line(source, rule.start(1))})"
+        )
+    place = _OPTIONS.match(source).end()  # type: ignore[union-attr]
+    states, factor, parts = 0, 1, list[str]()
     while place < len(source):
         match = _TOKEN.match(source, place)
         if match is None:
             raise PatternError(f"the character {source[place]!r} in line {_line(source, place)} is not Lark")
-        token = match.group()
+        token, end = match.group(), match.end()
         match match.lastgroup:
+            case "schema":
+                schema, end = _inline_schema(source, end)
+                token = json_term(read_schema(schema), _client_options(schema))
             case "refused":
-                reason = "special tokens and directives ('<…>', '%…', '@…') are not available"
+                reason = "special tokens and directives ('<…>', '@…', '%…' other than '%json') are not available"
                 raise PatternError(f"{reason} (line {_line(source, place)})")
             case "expression":
-                translate_pattern(token[1 : token.rindex("/")].replace("\\/", "/"))
+                body = token[1 : token.rindex("/")].replace("\\/", "/")
+                translate_pattern(_FLAGS.sub("(?:", body))
             case "counted":
                 factor *= max(1, *map(int, _NUMBERS.findall(token) or ["1"]))
-        states += match.lastgroup in ("text", "expression", "name")
+        states += match.lastgroup in ("text", "expression", "name", "schema")
         if factor * states > MAX_STATES * 10:
             raise PatternError(f"its counted repeats together make more than {MAX_STATES * 10} states")
-        place = match.end()
+        parts.append(token)
+        place = end
+    return "".join(parts)
+
+
+def _inline_schema(source: str, begin: int) -> tuple[Any, int]:
+    """Return the schema after `%json`, and its end."""
+    begin = len(source) - len(source[begin:].lstrip())
+    try:
+        return _DECODER.raw_decode(source, begin)
+    except (ValueError, RecursionError) as error:
+        raise PatternError(f"'%json' needs a schema as JSON (line {_line(source, begin)})") from error
+
+
+def _client_options(schema: Any) -> JsonCompileOptions:
+    """Return the options of an inline schema: the client may ask for exact separators, with which it reads the answer.
+
+    Others of its options are the gateway's to choose.
+    """
+    asked = schema.get("x-guidance") if isinstance(schema, dict) else None
+    if not isinstance(asked, dict) or asked.get("whitespace_flexible") is not False:
+        return PART_OPTIONS
+    items, keys = asked.get("item_separator", ", "), asked.get("key_separator", ": ")
+    if items not in (",", ", ") or keys not in (":", ": "):
+        raise PatternError("separators of '%json' may be ',' or ', ', and ':' or ': '")
+    return {
+        "whitespace_flexible": False, "item_separator": items, "key_separator": keys,
+        "json_allowed_escapes": PART_OPTIONS["json_allowed_escapes"],
+    }  # fmt: skip
 
 
 def _line(source: str, place: int) -> int:

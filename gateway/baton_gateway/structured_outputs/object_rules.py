@@ -20,14 +20,15 @@ from baton_gateway.structured_outputs.lark import (
     split_at_token,
     to_terms,
 )
-from baton_gateway.structured_outputs.schema_keywords import ANNOTATIONS
+from baton_gateway.structured_outputs.text_schema import TextSchema, keywords, read_text_schema
 
 MAX_RAW_CHARS = 4_096
 """The longest `minLength` or `maxLength` of a raw string, whose rule counts characters."""
 _MAX_OTHERS = 32
 _PLAIN = frozenset({"type", "properties", "required", "additionalProperties", "$id"})
-_RAW = (frozenset({"type", "minLength", "maxLength"}), frozenset({"type", "enum"}), frozenset({"type", "const"}))
+_RAW = (frozenset({"type", "minLength", "maxLength"}), frozenset({"type", "enum"}))
 _NAME = re.compile(r"[^\W\d]\w*")
+_ANY_TEXT = TextSchema(({},), is_nullable=False)
 
 
 class MemberSyntax(msgspec.Struct, frozen=True):
@@ -47,33 +48,15 @@ class MemberSyntax(msgspec.Struct, frozen=True):
         return bool(self.closes)
 
 
-def is_string_schema(schema: Any) -> bool:
-    """Return True if every valid value is a string, as far as the schema itself shows."""
-    if not isinstance(schema, Mapping):
-        return False
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return kind == "string"
-    if isinstance(kind, list):
-        return set(map(str, kind)) == {"string"}
-    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
-    return bool(values) and all(isinstance(value, str) for value in values)
-
-
 def can_write_members(schema: Mapping[str, Any], syntax: MemberSyntax) -> bool:
     """Return True if objects of a client's schema can be written in this syntax, or if it is no schema at all."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         return True
-    if _keywords(schema) - _PLAIN or not all(_can_write_name(name, syntax) for name in (*properties, *required)):
+    if keywords(schema) - _PLAIN or not all(_can_write_name(name, syntax) for name in (*properties, *required)):
         return False
-    return not syntax.is_raw or all(
-        _can_write_text(part, syntax) for part in properties.values() if is_string_schema(part)
-    )
-
-
-def _keywords(schema: Mapping[str, Any]) -> set[str]:
-    return {key for key in schema if key not in ANNOTATIONS and not key.startswith("x-")}
+    texts = (read_text_schema(part, schema) for part in properties.values()) if syntax.is_raw else ()
+    return all(_can_write_text(case, syntax) for text in texts if text is not None for case in text.cases)
 
 
 def _can_write_name(name: Any, syntax: MemberSyntax) -> bool:
@@ -82,14 +65,13 @@ def _can_write_name(name: Any, syntax: MemberSyntax) -> bool:
     return name == name.strip() != "" and syntax.between[0] not in name and "\n" not in name
 
 
-def _can_write_text(part: Mapping[str, Any], syntax: MemberSyntax) -> bool:
-    keys = _keywords(part)
+def _can_write_text(case: Mapping[str, Any], syntax: MemberSyntax) -> bool:
+    keys = keywords(case)
     if not any(keys <= allowed for allowed in _RAW):
         return False
-    values = part["enum"] if isinstance(part.get("enum"), list) else [part["const"]] if "const" in part else ["x"]
-    counts = [part.get("minLength", 0), part.get("maxLength", 0)]
+    counts = [case.get("minLength", 0), case.get("maxLength", 0)]
     return (
-        all(isinstance(value, str) and syntax.closes not in value for value in values)
+        not any(syntax.closes in value for value in case.get("enum", ()))
         and all(isinstance(count, int) and count <= MAX_RAW_CHARS for count in counts)
     )  # fmt: skip
 
@@ -139,7 +121,8 @@ class _RuleWriter:
         rule, syntax = self._rule, self._syntax
         separator = literal(syntax.separator) if syntax.separator else ""
         name = rf"{rule.upper()}_NAME: /[A-Za-z_][A-Za-z0-9_]{{0,63}}/"
-        value = self._raw({}, f"{rule}_value") if syntax.is_raw and part is True else self._value(part, f"{rule}_value")
+        is_free = syntax.is_raw and part is True
+        value = self._raw(_ANY_TEXT, f"{rule}_value") if is_free else self._value(part, f"{rule}_value")
         before, between = to_terms(syntax.before, self._tokens), to_terms(syntax.between, self._tokens)
         return [
             *self._lines,
@@ -150,8 +133,8 @@ class _RuleWriter:
 
     def _value(self, part: Any, rule: str) -> str:
         """Return the terms of a value with the text after it."""
-        if self._syntax.is_raw and is_string_schema(part):
-            return self._raw(part, rule)
+        if self._syntax.is_raw and (text := read_text_schema(part, {"$defs": self._definitions})) is not None:
+            return self._raw(text, rule)
         literals = self._python(part) if not self._syntax.is_raw else None
         return f"({literals or self._json(part)}) {to_terms(self._syntax.after, self._tokens)}"
 
@@ -173,17 +156,18 @@ class _RuleWriter:
                 return " | ".join(f"({self._python(case) or self._json(case)})" for case in cases)
         return None
 
-    def _raw(self, part: Mapping[str, Any], rule: str) -> str:
+    def _raw(self, text: TextSchema, rule: str) -> str:
         """Return the terms of a raw string with the text after it: one terminal up to the first special token."""
         head, tail = split_at_token(self._syntax.after, self._tokens)
         ended = f" {literal(head)}" if head else ""
-        values = [part["const"]] if "const" in part else part.get("enum")
-        if values is not None:
-            either = " | ".join(literal(value) if value else '""' for value in dict.fromkeys(values))
-            self._lines.append(f"{rule.upper()}: ({either}){ended}")
-        else:
-            most = part.get("maxLength", "")
-            counted = f"{{{part.get('minLength', 0)},{most}}}"
-            body = f"{rule.upper()}_TEXT: /(.|\\n){counted}/ & ~{pattern_containing(self._syntax.closes)}"
-            self._lines += [body, f"{rule.upper()}: {rule.upper()}_TEXT{ended}"]
+        either = ['"null"'] if text.is_nullable else []
+        for place, case in enumerate(text.cases):
+            if "enum" in case:
+                either += [literal(value) if value else '""' for value in dict.fromkeys(case["enum"])]
+                continue
+            counted = f"{{{case.get('minLength', 0)},{case.get('maxLength', '')}}}"
+            name = f"{rule.upper()}_TEXT" + (f"_{place}" if place else "")
+            self._lines.append(f"{name}: /(.|\\n){counted}/ & ~{pattern_containing(self._syntax.closes)}")
+            either.append(name)
+        self._lines.append(f"{rule.upper()}: ({' | '.join(either)}){ended}")
         return f"{rule.upper()} {to_terms(tail, self._tokens)}"

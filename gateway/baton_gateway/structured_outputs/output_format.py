@@ -11,6 +11,7 @@ import msgspec
 
 from baton_gateway.errors import unsupported
 from baton_gateway.structured_outputs.format_errors import schema_error
+from baton_gateway.structured_outputs.json_schema import Enforcement
 from baton_gateway.structured_outputs.lark import MAX_BLANKS, literal, pattern_beginning, pattern_term
 from baton_gateway.structured_outputs.object_rules import MemberSyntax
 from baton_gateway.structured_outputs.pattern import PatternError, translate_pattern
@@ -44,8 +45,8 @@ class NamedSchema(msgspec.Struct, frozen=True):
     field: str
     """The request's field that errors name."""
     definition: msgspec.Raw
-    is_strict: bool = False
-    """True if an unknown `format` is refused rather than ignored."""
+    demand: int = 1
+    """How much of it must be enforced: see `json_schema.Enforcement`."""
     rule: str = ""
     """The name of its rule in a composed grammar."""
     members: MemberSyntax | None = None
@@ -92,21 +93,24 @@ class CompileResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     code: str = ""
     is_provisional: bool = False
     """True if the compiler has still to check the grammar; another result follows."""
+    ignored: tuple[str, ...] = ()
+    """Places of keywords that the grammar does not enforce."""
 
 
 def named_schema(
-    schema: Any, field: str, is_strict: bool = False, rule: str = "", members: MemberSyntax | None = None
+    schema: Any, field: str, demand: int = Enforcement.USUAL, rule: str = "", members: MemberSyntax | None = None
 ) -> NamedSchema:
     """Build a named schema. Raises RefusedError for a schema that is too long."""
     definition = _encode(schema)
     if len(definition) > MAX_DEFINITION_BYTES:
         raise schema_error(field, "", f"it has {len(definition)} bytes; at most {MAX_DEFINITION_BYTES} are allowed")
-    return NamedSchema(field, msgspec.Raw(definition), is_strict, rule, members)
+    return NamedSchema(field, msgspec.Raw(definition), int(demand), rule, members)
 
 
 def json_format(schema: Any, field: str, is_strict: bool = False) -> OutputFormat:
     """Build the format of a JSON Schema. Raises RefusedError for a schema that is too long."""
-    return OutputFormat(FormatKind.JSON, field, schemas=(named_schema(schema, field, is_strict),))
+    demand = Enforcement.STRICT if is_strict else Enforcement.USUAL
+    return OutputFormat(FormatKind.JSON, field, schemas=(named_schema(schema, field, demand),))
 
 
 def text_format(kind: FormatKind, source: str, field: str) -> OutputFormat:

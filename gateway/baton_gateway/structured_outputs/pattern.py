@@ -26,6 +26,10 @@ class PatternError(Exception):
     """An expression that cannot be used; the message says why."""
 
 
+class LookAroundError(PatternError):
+    """An expression with look-around, or another group that the compiler does not have."""
+
+
 def translate_pattern(pattern: str, *, expands_classes: bool = False) -> str:
     """Return the expression in the compiler's dialect. Raises PatternError if it is too large or has no equivalent.
 
@@ -84,7 +88,7 @@ class _PatternReader:
         opened = _GROUP.match(self._pattern, self.place)
         assert opened is not None
         if self._pattern.startswith("?", opened.end()):
-            raise PatternError("look-around, flags and other '(?…)' but '(?:…)' are not available")
+            raise LookAroundError("look-around, flags and other '(?…)' but '(?:…)' are not available")
         self.parts.append("(?:" if opened.group() == "(" else opened.group())
         self.place = opened.end()
 

@@ -81,18 +81,24 @@ def _count_patterns(part: Schema, counts: dict[str, int]) -> int:
     return total
 
 
-def resolve_one_of(root: dict[str, Any], definitions: Definitions) -> None:
-    """Replace `oneOf` by `anyOf`, which the compiler has, where the cases exclude each other; else raises PartError."""
+def resolve_one_of(root: dict[str, Any], definitions: Definitions, may_overlap: bool = False) -> list[PartError]:
+    """Replace `oneOf` by `anyOf`, which the compiler has, where the cases exclude each other. Raises PartError where
+    they may overlap, or returns it with `may_overlap`.
+    """
+    overlaps: list[PartError] = []
     for part in (root, *definitions.values()):
-        _resolve(part, definitions)
+        _resolve(part, definitions, overlaps)
+    if overlaps and not may_overlap:
+        raise overlaps[0]
+    return overlaps
 
 
-def _resolve(part: Schema, definitions: Definitions) -> None:
+def _resolve(part: Schema, definitions: Definitions, overlaps: list[PartError]) -> None:
     if isinstance(part, bool):
         return
     for key in filter(_APPLICATORS.__contains__, part):
         for schema in _subschemas(part, key):
-            _resolve(schema, definitions)
+            _resolve(schema, definitions, overlaps)
     cases = part.get("oneOf")
     if cases is None:
         return
@@ -103,7 +109,7 @@ def _resolve(part: Schema, definitions: Definitions) -> None:
             "the cases must exclude each other by type, by 'const' or by a required property with different 'const' "
             "values; else write 'anyOf'"
         )
-        raise PartError(part, "oneOf", reason)
+        overlaps.append(PartError(part, "oneOf", reason))
     del part["oneOf"]
     if "anyOf" in part:
         part.setdefault("allOf", []).append({"anyOf": cases})

@@ -1,6 +1,6 @@
 """Every keyword of JSON Schema, and whether it is enforced, an annotation, or refused. docs/structured.md lists them.
 
-No keyword that restricts what is valid is ignored.
+No keyword that restricts what is valid is ignored without a word: `json_schema.Enforcement` says which may be left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENFORCED = frozenset({
     "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
     "exclusiveMaximum", "multipleOf", "uniqueItems", "nullable",
 })  # fmt: skip
-"""`uniqueItems` only where it is false. `nullable` is OpenAPI's."""
+"""`uniqueItems` only where an item has few values. `nullable` is OpenAPI's."""
 
 _NO_GRAMMAR = "no grammar can follow it"
 REFUSED = {

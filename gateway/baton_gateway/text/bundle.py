@@ -15,7 +15,7 @@ import msgspec
 from baton_gateway.errors import BundleError
 from baton_gateway.text.generation_defaults import API_DEFAULTS, GenerationDefaults, read_defaults
 
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _template(config: dict[str, Any]) -> str | None:
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     tokens = {}
-    for name in _SPECIAL_NAMES:
+    for name in SPECIAL_NAMES:
         token = config.get(name)
         if isinstance(token, dict):
             token = token.get("content")

@@ -126,7 +126,7 @@ class ChoiceText:
         if parser is None:
             return increment
         if increment.finish is not None:
-            self._parts += parser.end()
+            self._parts += parser.end(is_cut=increment.finish is not Finish.STOP or increment.stop is not None)
         parts, self._parts = tuple(self._parts), []
         has_calls = parser.has_calls if increment.stop is None else parser.has_whole_call
         return replace(increment, parts=parts, has_calls=has_calls)

@@ -11,7 +11,7 @@ import functools
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Never, Protocol
 
@@ -58,10 +58,12 @@ _log = logging.getLogger("baton.gateway.links")
 MOST_STATES = 1_000
 """States accepted from a worker in a second: a busy one sends 333."""
 TURN_FRAMES = 32
-TURN_S = 0.002
+TURN_S = 0.001
 """Frames received in a row, and the time that they may take, before other tasks run: a peer that sends without end, or
-long frames, holds up no other. One frame with log probabilities takes up to some milliseconds.
+long frames, holds up no other.
 """
+TURN_ENTRIES = 64
+"""Entries of a frame that are passed on together: some milliseconds, where each has log probabilities."""
 LONG_FRAME_BYTES = 32 << 10
 """A prompt of 8,192 tokens: some 0.1 ms to encode, sign, mask and hand to the kernel. Others get a turn in between."""
 
@@ -362,8 +364,8 @@ class WorkerLink:
 
         await read_in_turns(receive, lambda frame: self._take(frame, worker))
 
-    def _take(self, frame: bytes, worker: LinkedWorker) -> None:
-        """Pass the message of one frame on. Raises BadMessageError."""
+    def _take(self, frame: bytes, worker: LinkedWorker) -> Iterator[None]:
+        """Pass the message of one frame on, in steps. Raises BadMessageError."""
         try:
             message = decode(frame, ToGateway)
         except BadFieldsError as refusal:
@@ -371,7 +373,10 @@ class WorkerLink:
             return
         match message:
             case Tokens():
-                self._listener.tokens(worker.hello.epoch, message)
+                for number, tokens in enumerate(slice_tokens(message)):
+                    if number:
+                        yield
+                    self._listener.tokens(worker.hello.epoch, tokens)
             case PromptLogprobs():
                 self._listener.prompt_logprobs(worker.hello.epoch, message)
             case WorkerState():
@@ -440,21 +445,35 @@ class WorkerLink:
                 self._listener.worker_changed()
 
 
+def slice_tokens(tokens: Tokens) -> Iterator[Tokens]:
+    """The entries of one frame, at most `TURN_ENTRIES` at a time."""
+    if len(tokens.entries) <= TURN_ENTRIES:
+        yield tokens
+        return
+    for begin in range(0, len(tokens.entries), TURN_ENTRIES):
+        yield Tokens(tokens.step, tokens.entries[begin : begin + TURN_ENTRIES])
+
+
 async def read_in_turns(
     receive: Callable[[], Awaitable[bytes]],
-    take: Callable[[bytes], None],
+    take: Callable[[bytes], Iterable[None]],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Never:
-    """Take frame after frame, and let other tasks run after `TURN_FRAMES` frames or `TURN_S` seconds of taking."""
+    """Take frame after frame, and let other tasks run after `TURN_FRAMES` frames or `TURN_S` seconds of taking. `take`
+    yields where a turn may end within a frame.
+    """
     num_frames, spent_s = 0, 0.0
     while True:
+        frame, num_frames = await receive(), num_frames + 1
+        began_s = clock()
+        for _ in take(frame):
+            if spent_s + clock() - began_s >= TURN_S:
+                await asyncio.sleep(0)
+                num_frames, spent_s, began_s = 0, 0.0, clock()
+        spent_s += clock() - began_s
         if num_frames >= TURN_FRAMES or spent_s >= TURN_S:
             await asyncio.sleep(0)
             num_frames, spent_s = 0, 0.0
-        frame = await receive()
-        began_s = clock()
-        take(frame)
-        num_frames, spent_s = num_frames + 1, spent_s + clock() - began_s
 
 
 async def write_out(

@@ -58,7 +58,7 @@ class DecodeLink:
     bytes_per_s: float | None = None
     """Measured; None: not known."""
     recent: RecentRate = field(default_factory=RecentRate)
-    """What the link reached in the last minute."""
+    """Bytes and busy times of the last minute."""
 
 
 class DiallerListener(Protocol):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 WINDOW_S = 60.0
 PIECE_S = 5.0
+LEAST_BYTES = 4 << 20
+"""As much as one write of the measurement when a link comes up: less is latency, not bandwidth."""
 
 
 @dataclass(slots=True)
@@ -35,8 +37,8 @@ class RecentRate:
         self._busy_until_s = max(self._busy_until_s, ended_s)
 
     def bytes_per_s(self, now: float) -> float | None:
-        """The rate of the last minute; None: no write ended in it."""
+        """The rate of the last minute; None: too little was written in it."""
         oldest = int(now / PIECE_S) - int(WINDOW_S / PIECE_S)
         pieces = [piece for piece in self._pieces if piece.number > oldest]
-        busy_s = sum(piece.busy_s for piece in pieces)
-        return sum(piece.sent_bytes for piece in pieces) / busy_s if busy_s > 0 else None
+        busy_s, sent_bytes = sum(piece.busy_s for piece in pieces), sum(piece.sent_bytes for piece in pieces)
+        return sent_bytes / busy_s if busy_s > 0 and sent_bytes >= LEAST_BYTES else None

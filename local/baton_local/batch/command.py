@@ -20,11 +20,12 @@ from baton_engine.model.loading import DTYPES, RANDOM_SCHEME
 from baton_gateway.answers.formats import DETECTED_FORMATS, FormatNames
 from baton_gateway.text.revision_text import load_text_model
 from baton_gateway.workers.request_limits import ModelLimits
-from baton_local.argument_types import device, integer, volume
+from baton_local.argument_types import device, integer, size, volume
 from baton_local.batch.answers import Answers
 from baton_local.batch.execution import GPU_BLOCK_TOKENS, BatchRun, Progress
 from baton_local.batch.jobs import Desk
 from baton_local.batch.lines import BadLine, read_lines
+from baton_local.command_parser import add_renamed
 from baton_local.errors import StartError
 from baton_local.fetching.local_model import deployment_from_manifest, fetch_local_model
 from baton_local.fetching.model_cache import ModelCache, open_cache
@@ -83,6 +84,8 @@ def _run(config: WorkerConfig, options: argparse.Namespace, answers: Answers, le
         print(f"baton: stopped after {run.progress.answered:,} answers; the same command resumes", file=sys.stderr)
         raise
     _summary(run.progress, time.monotonic() - began_s, options.json)
+    if run.progress.first_refusal:
+        print(f"baton: refused first: {run.progress.first_refusal}", file=sys.stderr)
     return 0
 
 
@@ -132,7 +135,7 @@ def _config(options: argparse.Namespace, model: _Model) -> WorkerConfig:
     optional = {
         "--max-sequences": options.max_sequences,
         "--max-step-tokens": options.max_step_tokens,
-        "--kv-cache-bytes": options.kv_cache_bytes,
+        "--kv-cache-bytes": options.kv_memory,
     }
     given = [f"{flag}={value}" for flag, value in optional.items() if value is not None]
     try:
@@ -232,12 +235,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--model", metavar="MODEL", help=model)
     add("--served-name", metavar="NAME", help="with --model: model name in requests (default: the model's own name)")
     add("--no-generation-defaults", action="store_true", help="ignore the model's generation_config.json")
-    add("--dtype", choices=sorted(DTYPES), help="with --model: type of weights and arithmetic")
+    add(
+        "--dtype",
+        choices=sorted(DTYPES),
+        help="with --model: type of weights and arithmetic (default: the model's own, on CPUs float32)",
+    )
     add(
         "--max-context-tokens",
         type=integer(16, 1 << 20),
         metavar="N",
-        help="with --model: maximum tokens of prompt and answer together",
+        help="with --model: maximum tokens of prompt and answer together (default: the model's own)",
     )
     add(
         "--volume",
@@ -249,7 +256,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_fetch_options(parser)
     add("--device", type=device, metavar="cpu|cuda", help="device to compute on, whatever FILE asks for")
-    add("--max-sequences", type=integer(1, 4_096), metavar="N", help="sequences that are computed at once")
-    add("--max-step-tokens", type=integer(16, 1 << 20), metavar="N", help="maximum prompt tokens of one step")
-    add("--kv-cache-bytes", type=integer(1 << 16, 1 << 46), metavar="N", help="memory for KV (default: what is free)")
+    add(
+        "--max-sequences",
+        type=integer(1, 4_096),
+        metavar="N",
+        help="sequences that are computed at once (default: 64, on GPUs 512)",
+    )
+    add(
+        "--max-step-tokens",
+        type=integer(16, 1 << 20),
+        metavar="N",
+        help="maximum prompt tokens of one step (default: 8192)",
+    )
+    add("--kv-memory", type=size, metavar="SIZE", help="memory for KV (default: a share of what is free)")
+    add_renamed(parser, "--kv-cache-bytes", "--kv-memory", type=integer(1 << 16, 1 << 46))
     add("--json", action="store_true", help="print the summary as JSON")

@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeVar
 
 from baton_engine.scheduling.events import Drawn, Failed, PromptScored, SchedulerEvent
 from baton_local.batch.jobs import Desk, Job, Refusal, failure
-from baton_local.batch.lines import BadLine, BatchLine, answer_line
+from baton_local.batch.lines import BadLine, BatchLine, answer_line, refusal_text
 from baton_local.batch.order import Balance, windows
 from baton_wire.messages.values import RequestKey
 from baton_worker.building.parts import EngineParts
@@ -51,6 +51,8 @@ class Progress:
 
     answered: int = 0
     refused: int = 0
+    first_refusal: str = ""
+    """The request that was refused first, and why; empty: none was."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     running: int = 0
@@ -224,6 +226,7 @@ class BatchRun:
         self._output.write(refusal.line)
         self.progress.answered += 1
         self.progress.refused += 1
+        self.progress.first_refusal = self.progress.first_refusal or refusal_text(refusal.line)
 
 
 def _put(channel: queue.Queue[T], item: T, is_over: Callable[[], bool]) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from baton_gateway.errors import INVALID, Problem
 from baton_gateway.errors import RefusedError as RefusedRequestError
-from baton_gateway.openai_api.json_body import count_json, parse_object
+from baton_gateway.openai_api.json_body import BYTE_ORDER_MARK, count_json, parse_object
 from baton_gateway.openai_api.response_encoding import error_body
 from baton_gateway.workers.request_limits import body_limits
 from baton_local.batch.lenient_id import lenient_id
@@ -107,7 +107,7 @@ def _raw_lines(file: IO[bytes]) -> Iterator[bytes]:
         rest = raw
         while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
             rest = file.readline(MAX_LINE_BYTES + 1)
-        yield raw
+        yield raw.removeprefix(BYTE_ORDER_MARK)
 
 
 def _parse(raw: bytes, number: int) -> BatchLine | BadLine:
@@ -160,6 +160,18 @@ def _answer(id_: str, custom_id: str | None, status: int, body: bytes, error: di
     response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
     fields = {"id": id_, "custom_id": custom_id, "response": response, "error": error}
     return msgspec.json.encode(fields) + b"\n"
+
+
+def refusal_text(line: bytes) -> str:
+    """The request of an answer that refuses it, and why, in words.
+
+    >>> refusal_text(answer_line("a", 400, b'{"error": {"message": "no such field"}}'))
+    'a: no such field'
+    """
+    answer = msgspec.json.decode(line)
+    body, error = (answer.get("response") or {}).get("body") or {}, answer.get("error") or {}
+    message = (body.get("error") or {}).get("message") or error.get("message") or "refused"
+    return f"{answer.get('custom_id') or 'a line'}: {message}"
 
 
 class _Response(msgspec.Struct):

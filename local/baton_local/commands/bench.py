@@ -65,7 +65,7 @@ def run_bench(options: argparse.Namespace, environment: Mapping[str, str] = os.e
     fill_defaults(options)
     beside = [read_load_record(path) for path in options.beside]
     trace = None if options.trace is None else _trace(options.trace)
-    measured = _Measured(options.label or options.endpoint or "", options.model or "")
+    measured = _Measured(options.label or options.endpoint or "", options.served_name or "")
     failure: KeyboardInterrupt | LocalError | None = None
     try:
         asyncio.run(_run(options, environment, sessions or trace, measured))
@@ -75,7 +75,7 @@ def run_bench(options: argparse.Namespace, environment: Mapping[str, str] = os.e
         failure = error  # raised once the results so far are reported
     record = LoadRecord(
         measured.name, measured.model, _describe_load(options, sessions or trace), _seeds(options),
-        options.percentile / 100, options.gpus, tuple(measured.reports),
+        options.percentile / 100, options.accelerators, tuple(measured.reports),
     )  # fmt: skip
     print(as_text([*beside, record]))
     if options.json is not None:
@@ -109,7 +109,7 @@ async def _run(
     reports = measured.reports
     endpoint = endpoint.rstrip("/").removesuffix("/v1")
     async with open_session(options.timeout, api_key=key) as session:
-        model = measured.model = options.model or await first_model(session, endpoint)
+        model = measured.model = options.served_name or await first_model(session, endpoint)
         salt, ways = secrets.randbits(62), {"is_plain": options.plain, "is_chat": options.chat}
         prompts = (
             await counted_words(session, endpoint, model, salt, options.beginnings or 1, **ways)
@@ -159,7 +159,7 @@ async def _run_sessions(
             figures = session_figures(measurement.runs)
             made = report(
                 *(measurement.answers, measurement.duration_s, _targets(options), options.percentile / 100),
-                *(options.gpus, None, unended),
+                *(options.accelerators, None, unended),
             )
             reports.append(replace(made, sessions=figures))
 
@@ -178,14 +178,14 @@ async def _at_rate(
     duration_s = 0.0
 
     def report_of(ended: list[Answer], lasted_s: float, unended: int | None) -> LoadReport:
-        return report(ended, lasted_s, _targets(options), options.percentile / 100, options.gpus, rate, unended)
+        return report(ended, lasted_s, _targets(options), options.percentile / 100, options.accelerators, rate, unended)
 
     for seed in _seeds(options):
         workload, lasts_s = _workload(options, trace, rate, seed)
         plan = await asyncio.to_thread(server.plan, workload, next(numbers))
         before = len(answers)
         label = PROGRAM if rate is None else f"{rate:g} req/s"
-        with ProgressBar(label, len(plan), "req") as bar:
+        with ProgressBar(label, len(plan), " req") as bar:
 
             def on_answer(answer: Answer, before: int = before, bar: ProgressBar = bar) -> None:
                 answers.append(answer)

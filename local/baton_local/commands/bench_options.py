@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from baton_local.argument_types import integer, positive, some_seconds
+from baton_local.command_parser import add_renamed
 from baton_local.commands.session_bench import SESSION_HEADER
 from baton_local.commands.session_options import add_session_options
 from baton_local.load_test.length_distribution import length_distribution
@@ -22,12 +23,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--endpoint", metavar="URL", help="URL such as http://127.0.0.1:8000 (default: the running deployment's)"
     )
-    server.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME, when several deployments run")
-    server.add_argument("--as", dest="label", metavar="X", help="name of the server in tables and plots")
-    server.add_argument("--model", metavar="NAME", help="model name (default: the first that the server lists)")
     server.add_argument(
-        "--gpus", type=integer(1, 1 << 16), metavar="N", help="GPUs of the server, to report tokens per second and GPU"
+        "--name", metavar="NAME", help="NAME or NAMESPACE.NAME of a deployment (default: the one that runs)"
     )
+    server.add_argument("--as", dest="label", metavar="X", help="name of the server in tables and plots")
+    server.add_argument(
+        "--served-name", metavar="NAME", help="model name in requests (default: the first that the server lists)"
+    )
+    add_renamed(server, "--model", "--served-name")
+    server.add_argument(
+        "--accelerators",
+        type=integer(1, 1 << 16),
+        metavar="N",
+        help="accelerators of the server, to report tokens per second of each (default: not reported)",
+    )
+    add_renamed(server, "--gpus", "--accelerators", type=integer(1, 1 << 16))
     server.add_argument("--plain", action="store_true", help="send only fields of OpenAI's API: answers may end early")
     server.add_argument("--chat", action="store_true", help="use /v1/chat/completions: prompts are user messages")
     server.add_argument(

@@ -12,6 +12,8 @@ from baton_control.errors import ManifestError
 from baton_control.sizing.inputs.model_shape import KNOWN_SHAPES, ModelShape
 from baton_control.sizing.inputs.roofline import balance_batch, worker_model
 from baton_control.sizing.inputs.worker_model import WorkerModel
+from baton_local.argument_types import time_or
+from baton_local.command_parser import add_renamed
 from baton_local.commands.planned_sessions import run_session_plan
 from baton_local.commands.session_options import add_session_options
 from baton_local.errors import StartError
@@ -27,14 +29,27 @@ UTILISATION = 0.8
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the model and the accelerator."""
     parser.add_argument(
-        "--model",
+        "model",
+        nargs="?",
         default="llama-3.1-8b",
-        metavar="NAME|DIR",
-        help=f"{', '.join(KNOWN_SHAPES)}, or a folder with config.json",
+        metavar="MODEL",
+        help=f"{', '.join(KNOWN_SHAPES)}, or a folder with config.json (default: llama-3.1-8b)",
     )
-    parser.add_argument("--accelerator", default="h200", metavar="NAME", help=", ".join(ACCELERATORS))
-    parser.add_argument("--tensor-parallel", type=int, default=1, choices=(1, 2, 4, 8), metavar="N")
-    parser.add_argument("--max-step-tokens", type=int, default=4096, metavar="N", help="prefill budget of one step")
+    add_renamed(parser, "--model", "MODEL", dest="model")
+    parser.add_argument(
+        "--accelerator", default="h200", metavar="NAME", help=f"{', '.join(ACCELERATORS)} (default: h200)"
+    )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=int,
+        default=1,
+        choices=(1, 2, 4, 8),
+        metavar="N",
+        help="accelerators of a worker; more than 1 can be planned but not served (default: 1)",
+    )
+    parser.add_argument(
+        "--max-step-tokens", type=int, default=4096, metavar="N", help="prefill budget of one step (default: 4096)"
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,15 +58,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=int, default=1155, metavar="N", help="mean prompt tokens")
     parser.add_argument("--output", type=int, default=211, metavar="N", help="mean answer tokens")
     parser.add_argument(
-        "--tpot", type=float, default=25.0, metavar="MS", help="target for the batch of a decode worker"
+        "--tpot", type=time_or("ms"), default="25ms", metavar="TIME", help="target for the batch of a decode worker"
     )
     add_session_options(parser).add_argument(
-        "--ttft", type=float, default=2_000.0, metavar="MS", help="target for the first token of a turn"
+        "--ttft", type=time_or("ms"), default="2s", metavar="TIME", help="target for the first token of a turn"
     )
     parser.set_defaults(prompt_tokens=None, output_tokens=None, shared_tokens=None, beginnings=None)
     parser.set_defaults(rate_scale=1.0, duration=None)
-    parser.add_argument("--price", metavar="X,…", help="of an accelerator and hour, one for each --accelerator")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--price",
+        metavar="X,…",
+        help="of an accelerator and hour, one for each --accelerator (default: no costs are shown)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_plan(options: argparse.Namespace) -> int:
@@ -94,7 +113,7 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def _conclusion(options: argparse.Namespace, accelerator: Accelerator, figures: Mapping[str, float | None]) -> str:
-    """What fits, in a sentence."""
+    """A sentence that says what fits."""
     known = {name: three_digits(value) for name, value in figures.items() if value is not None}
     subject = f"One {accelerator.name} holds"
     if options.tensor_parallel > 1:
@@ -102,7 +121,7 @@ def _conclusion(options: argparse.Namespace, accelerator: Accelerator, figures: 
     return (
         f"{subject} the {known['weight_gb']} GB of weights and {known['kv_capacity_tokens']} tokens of KV: "
         f"{known['sequences']} sequences of {options.prompt}+{options.output} tokens; "
-        f"a decode worker runs {known['decode_batch']} at once within {options.tpot:g} ms."
+        f"a decode worker runs {known['decode_batch']} at once within {options.tpot * 1e3:g} ms."
     )
 
 
@@ -154,7 +173,7 @@ def _figures(
         max_step_tokens=options.max_step_tokens,
         context_tokens=options.prompt + options.output,
     )
-    return plan_figures(shape, accelerator, model, options.prompt, options.output, options.tpot / 1000, price)
+    return plan_figures(shape, accelerator, model, options.prompt, options.output, options.tpot, price)
 
 
 def plan_figures(

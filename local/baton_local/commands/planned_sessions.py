@@ -18,14 +18,12 @@ SEED = 1
 
 def run_session_plan(options: argparse.Namespace) -> int:
     """Run the command. Raises StartError and ManifestError."""
-    if options.ttft <= 0:
-        raise StartError(f"--ttft: {options.ttft:g} is not allowed: must be over 0")
     if "," in options.accelerator:
         raise StartError(f"--accelerator: {options.accelerator} is not allowed with --sessions: must be one")
     shape, accelerator = shape_named(options.model), accelerator_named(options.accelerator)
     model = replace(worker_model(shape, accelerator, options.tensor_parallel), max_step_tokens=options.max_step_tokens)
     source = session_source(options)
-    targets = Targets(options.ttft / 1000, options.tpot / 1000)
+    targets = Targets(options.ttft, options.tpot)
     plan = plan_sessions(source.load(SEED), loop_limits(options), model, targets)
     if options.json:
         print(json.dumps({"load": source.name, "mode": plan.mode, "reason": plan.reason, **asdict(plan)}))

@@ -46,7 +46,7 @@ class SessionMeasurement:
             request = self.server.request_of_json(prompts.as_json(turn.prompt), turn.output_tokens, headers)
             return await send(self.server.session, self.server.endpoint, request)
 
-        with ProgressBar(PROGRAM, len(load.turns), "turns") as bar:
+        with ProgressBar(PROGRAM, len(load.turns), " turns") as bar:
 
             def on_answer(turn: TurnAnswer) -> None:
                 answers.append(turn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from baton_local.errors import StartError
 from baton_local.fleet.log_tail import labelled, read_from
@@ -24,9 +25,19 @@ def run_logs(process: str | None, name: str | None, follow: bool) -> int:
 
 def _print_new(run: RunDir, process: str | None, positions: dict[str, int]) -> None:
     names = sorted(path.stem for path in run.logs.glob("*.log"))
-    if process is not None and process not in names:
+    chosen = names if process is None else matching(names, process)
+    if process is not None and not chosen:
         raise StartError(f"no process {process}: there are {', '.join(names) or 'none'}")
-    for name in names if process is None else [process]:
+    for name in chosen:
         text, positions[name] = read_from(run.log(name), positions.get(name, 0))
-        for line in labelled(name, text) if process is None else text.splitlines():
+        for line in labelled(name, text) if len(chosen) > 1 else text.splitlines():
             print(line, flush=True)
+
+
+def matching(names: Sequence[str], text: str) -> list[str]:
+    """The process of that name, else those whose names contain the text, such as a role.
+
+    >>> matching(["chat-decode-0", "chat-gateway", "chat-prefill-0"], "prefill")
+    ['chat-prefill-0']
+    """
+    return [text] if text in names else [name for name in names if text in name]

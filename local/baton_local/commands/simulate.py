@@ -17,7 +17,8 @@ from baton_control.sizing.inputs.roofline import worker_model
 from baton_control.sizing.inputs.sizing_spec import Bounds, SizingSpec, Targets
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.sizing.inputs.workload import Workload
-from baton_local.argument_types import seconds, some_seconds
+from baton_local.argument_types import seconds, some_seconds, time_or
+from baton_local.command_parser import add_renamed
 from baton_local.commands.plan import add_model_options
 from baton_local.commands.session_options import add_session_options, add_shape_options
 from baton_local.commands.simulated_file import read_simulated
@@ -69,12 +70,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--rate", type=float, default=10.0, metavar="R", help="highest requests per second, synthetic")
     load.add_argument("--shape", type=Shape, choices=list(Shape), default=Shape.DIURNAL, help="of the synthetic load")
-    load.add_argument("--duration", type=some_seconds, metavar="TIME", help="of the load (synthetic: 30m)")
+    load.add_argument("--duration", type=some_seconds, metavar="TIME", help="of the load (default, synthetic: 30m)")
     load.add_argument("--rate-scale", type=float, default=1.0, metavar="X", help="X times as many requests")
     load.add_argument(
         "--time-scale", type=float, default=1.0, metavar="X", help="the same requests over X times the time"
     )
-    load.add_argument("--seed", type=int, default=1)
+    load.add_argument("--seed", type=int, default=1, metavar="N", help="of the synthetic load and the policies")
     add_session_options(parser).add_argument(
         "--routing",
         default="baton",
@@ -83,9 +84,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_shape_options(parser)
     goal = parser.add_argument_group("goal")
-    goal.add_argument("--ttft", type=some_seconds, metavar="TIME", help="target (500ms)")
-    goal.add_argument("--tpot", type=some_seconds, metavar="TIME", help="target (25ms)")
-    goal.add_argument("--percentile", type=float, metavar="P", help="of both targets (95)")
+    goal.add_argument("--ttft", type=some_seconds, metavar="TIME", help="target (default: 500ms)")
+    goal.add_argument("--tpot", type=some_seconds, metavar="TIME", help="target (default: 25ms)")
+    goal.add_argument("--percentile", type=float, metavar="P", help="of both targets (default: 95)")
     pools = parser.add_argument_group("pools")
     pools.add_argument(
         "--policy",
@@ -93,17 +94,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,…",
         help=f"{', '.join(POLICIES)}, or a fixed pool such as 3+2; several are compared",
     )
-    pools.add_argument("--startup-s", type=float, default=120.0, metavar="S", help="until a new worker is routable")
+    pools.add_argument(
+        "--startup-time", type=some_seconds, default="2m", metavar="TIME", help="until a new worker is routable"
+    )
+    add_renamed(pools, "--startup-s", "--startup-time", type=time_or("s"))
     pools.add_argument("--flip-time", type=seconds, metavar="TIME", help="until a worker serves in the other pool")
-    pools.add_argument("--max-workers", type=int, metavar="N", help="of each pool (64)")
+    pools.add_argument("--max-workers", type=int, metavar="N", help="of each pool (default: 64)")
     pools.add_argument("--max-accelerators", type=int, metavar="N", help="budget of both pools")
     pools.add_argument("--price", type=float, metavar="X", help="of an accelerator and hour")
     pools.add_argument("--sleep-after", type=some_seconds, metavar="TIME", help="without requests; mode SLO alone")
     faults = parser.add_argument_group("faults")
-    faults.add_argument("--metrics-lost", type=_span, action="append", default=[], metavar="FROM-TO", help="seconds")
-    faults.add_argument("--worker-dies", type=_death, action="append", default=[], metavar="ROLE@S")
+    faults.add_argument(
+        "--metrics-lost",
+        type=_span,
+        action="append",
+        default=[],
+        metavar="FROM-TO",
+        help="times after the start of the load, such as 1m-90s",
+    )
+    faults.add_argument(
+        "--worker-dies",
+        type=_death,
+        action="append",
+        default=[],
+        metavar="ROLE@TIME",
+        help="a worker of prefill or decode is lost then",
+    )
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="for programs")
+    output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--plot", type=Path, metavar="FILE", help="timeline as .png or .svg (needs the extra `plot`)")
     output.add_argument(
         "--what-if", action="store_true", help="workers for other targets and loads instead of a replay"
@@ -146,7 +164,7 @@ def _replayed(options: argparse.Namespace, run: SimulatedRun) -> list[ReplayOutc
             run.workload,
             run.model,
             run.spec,
-            options.startup_s,
+            options.startup_time,
             fixed_sizes(name) or needs.between(0.0, 30.0),
             tuple(options.metrics_lost),
             tuple(options.worker_dies),
@@ -158,7 +176,7 @@ def _replayed(options: argparse.Namespace, run: SimulatedRun) -> list[ReplayOutc
         policy = (
             run.file.policy()
             if run.file is not None and name == "slo"
-            else player(name, spec, run.model, needs, options.startup_s)
+            else player(name, spec, run.model, needs, options.startup_time)
         )
         outcomes.append(replay(scenario, name, policy, _progress(not options.json)))
     return outcomes
@@ -266,16 +284,24 @@ def _policies(text: str) -> tuple[str, ...]:
 
 
 def _span(text: str) -> tuple[float, float]:
+    start, separator, end = text.partition("-")
     try:
-        start, end = (float(part) for part in text.split("-"))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be FROM-TO in seconds") from error
-    return start, end
+        if separator:
+            return _moment(start), _moment(end)
+    except argparse.ArgumentTypeError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be FROM-TO, such as 1m-90s")
+
+
+def _moment(text: str) -> float:
+    """A time from the start of the load, which may be 0."""
+    return 0.0 if text in ("0", "0s") else time_or("s")(text)
 
 
 def _death(text: str) -> tuple[float, Role]:
     role, _, at = text.partition("@")
     try:
-        return float(at), {"prefill": Role.PREFILL, "decode": Role.DECODE}[role]
-    except (ValueError, KeyError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be prefill@S or decode@S") from error
+        return _moment(at), {"prefill": Role.PREFILL, "decode": Role.DECODE}[role]
+    except (argparse.ArgumentTypeError, KeyError) as error:
+        message = f"{text!r} is not allowed: must be prefill@TIME or decode@TIME, such as decode@2m"
+        raise argparse.ArgumentTypeError(message) from error

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 import msgspec
 
-from baton_local.fleet.observation import CacheUse, Link, Observation, ObservedWorker
+from baton_local.fleet.observation import Link, Observation, ObservedCacheUse, ObservedWorker
 from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_local.text_table import milliseconds, table
 from baton_wire.sketch import Sketch
@@ -17,8 +17,6 @@ SHOWN_PERCENTILES = (50, 95, 99)
 SLOW_SHARE = 0.5
 """A KV link that reaches less than this part of the fastest one's rate is marked."""
 SILENT = "silent"
-HOME_AND_CLEAR = "\x1b[H\x1b[2J"
-"""Escape sequences: cursor to the upper left corner, clear the screen."""
 
 
 def as_json(seen: Observation) -> dict[str, object]:
@@ -85,16 +83,25 @@ def as_text(seen: Observation) -> str:
     )
 
 
-def watch(page: Callable[[], str], out: TextIO, *, is_clearing: bool, every_s: float) -> None:
+def watch(page: Callable[[], str], out: TextIO, *, is_live: bool, every_s: float) -> None:
     """Write the page repeatedly until an exception: in place of the former one, or one below the other."""
-    while True:
-        text = page()
-        out.write(f"{HOME_AND_CLEAR if is_clearing else ''}{text}\n")
-        out.flush()
-        time.sleep(every_s)
+    if not is_live:
+        while True:
+            out.write(f"{page()}\n")
+            out.flush()
+            time.sleep(every_s)
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(file=out, highlight=False)
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        while True:
+            live.update(Text(page(), no_wrap=True), refresh=True)
+            time.sleep(every_s)
 
 
-def _cache(use: CacheUse | None) -> list[str]:
+def _cache(use: ObservedCacheUse | None) -> list[str]:
     if use is None or not use.prompt_tokens:
         return []
     found = f"{100 * use.cached_tokens / use.prompt_tokens:.0f} % of prompt tokens found"
@@ -119,9 +126,9 @@ def _lanes(seen: Observation) -> list[str]:
     """One line for each link, with the names of both workers."""
     names = {(process.host, process.pair_port): process.name for process, _ in seen.workers if process.pair_port}
     pairs = [(process, link) for process, state in seen.workers if state is not None for link in state.transfer.links]
-    fastest = max((rate for _, link in pairs if (rate := link.recent_bytes_per_s or link.bytes_per_s)), default=0.0)
+    links = [link for _, link in pairs]
     return [
-        f"KV    {process.name} → {_peer(link, names)}  {link.lane}  {_rate(link, fastest)}" for process, link in pairs
+        f"KV    {process.name} → {_peer(link, names)}  {link.lane}  {_rate(link, links)}" for process, link in pairs
     ]
 
 
@@ -131,17 +138,26 @@ def _peer(link: Link, names: Mapping[tuple[str | None, int], str]) -> str:
     return names.get((host.strip("[]"), int(port) if port.isdecimal() else 0), link.peer)
 
 
-def _rate(link: Link, fastest: float) -> str:
-    """What a link reached in the last minute and when it came up, and whether that is little."""
+def _rate(link: Link, links: Sequence[Link]) -> str:
+    """The rates of a link in the last minute and when it came up, with a mark if they are low."""
     first = None if link.bytes_per_s is None else f"{_gigabytes(link.bytes_per_s)} when it came up"
     recent = None if link.recent_bytes_per_s is None else f"{_gigabytes(link.recent_bytes_per_s)} in the last minute"
     text = ", ".join(part for part in (recent, first) if part) or "not measured"
-    rate = link.recent_bytes_per_s or link.bytes_per_s
+    share = _share_of_fastest(link, links)
     if link.below_minimum:
         text += "  below minBandwidth"
-    elif rate is not None and rate < SLOW_SHARE * fastest:
-        text += f"  slow: {100 * rate / fastest:.0f} % of the fastest"
+    elif share is not None and share < SLOW_SHARE:
+        text += f"  slow: {100 * share:.0f} % of the fastest"
     return text
+
+
+def _share_of_fastest(link: Link, links: Sequence[Link]) -> float | None:
+    """A link's rate over that of the fastest link, both measured alike; None: it is not known."""
+    if link.recent_bytes_per_s is not None:
+        return link.recent_bytes_per_s / max(other.recent_bytes_per_s or 0.0 for other in links)
+    if link.bytes_per_s is not None:
+        return link.bytes_per_s / max(other.bytes_per_s or 0.0 for other in links)
+    return None
 
 
 def _gigabytes(bytes_per_s: float) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,14 +30,16 @@ from baton_local.fetching.model_cache import ModelCache, cache_folder
 from baton_local.fleet.client_keys import NO_KEY_OPTIONS, ClientKeys, KeyOptions, client_keys
 from baton_local.fleet.desired_processes import plan_fleet
 from baton_local.fleet.emulation import parse_emulation, write_paced
-from baton_local.fleet.host import check_model, devices, gpu_ids, reserve_port
+from baton_local.fleet.host import RANDOM, check_model, devices, gpu_ids, reserve_port
 from baton_local.fleet.local_runtime import LocalRuntime, RunPlan
 from baton_local.fleet.local_site import LOOPBACK, local_site
+from baton_local.fleet.memory_check import address_space_limit, check_memory, free_memory, memory_need
 from baton_local.fleet.processes import ChildProcesses
 from baton_local.fleet.run_dir import (
     base_directory,
     claimed,
     directory_name,
+    remove_old,
     write_key,
     write_private,
 )
@@ -93,9 +96,12 @@ def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: 
         devices(deployment, options.device, len(gpus)) if emulation is None else dict.fromkeys(POOL_ROLES, Device.CPU)
     )
     check_model(deployment, model, is_emulated=emulation is not None)
+    if emulation is None and not model.startswith(RANDOM):
+        check_memory(memory_need(deployment, Path(model), chosen), free_memory(), address_space_limit())
     metadata = deployment.metadata
     longest_s = deployment.spec.gateway.limits.max_request_duration
     patience = replace(options.patience, worker_leave_s=longest_s + LEAVE_MARGIN_S)
+    remove_old(base_directory(), time.time())
     with (
         contextlib.nullcontext() if local.cached is None else ModelCache(local.cached.folder).hold(local.cached),
         claimed(base_directory(), directory_name(metadata.namespace, metadata.name)) as run,

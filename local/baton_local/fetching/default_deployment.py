@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import yaml
 
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
@@ -15,6 +17,30 @@ MOST_CONTEXT_TOKENS = 32_768
 LEAST_CONTEXT_TOKENS = 512
 STEP = 16
 FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultOptions:
+    """Options of the command line for the workers of a deployment without a manifest; None: the default."""
+
+    prefill: tuple[int, int] | None = None
+    """Fewest and most workers, like `decode`."""
+    decode: tuple[int, int] | None = None
+    dtype: str | None = None
+    kv_memory: int | None = None
+    """Bytes for the KV cache of each worker."""
+
+    def pool(self, workers: tuple[int, int] | None, is_on_gpu: bool) -> dict[str, object]:
+        """One pool as a manifest would write it."""
+        pool: dict[str, object] = {"accelerator": {"resource": "nvidia.com/gpu"}} if is_on_gpu else {}
+        if workers is not None:
+            pool["replicas"] = {"min": workers[0], "max": workers[1]}
+        if self.kv_memory is not None:
+            pool["engine"] = {"kvCacheMemory": str(self.kv_memory)}
+        return pool
+
+
+NO_OPTIONS = DefaultOptions()
 
 
 def context_tokens(config: DecoderSpec, asked: int | None, free_bytes: int | None) -> int:
@@ -34,18 +60,23 @@ def context_tokens(config: DecoderSpec, asked: int | None, free_bytes: int | Non
     return most
 
 
-def default_deployment(source: str, served_name: str, context: int, is_on_gpu: bool) -> LLMDeployment:
+def default_deployment(
+    source: str, served_name: str, context: int, is_on_gpu: bool, options: DefaultOptions = NO_OPTIONS
+) -> LLMDeployment:
     """A deployment of one model with the defaults. Raises ManifestError for a name that no LLMDeployment can have."""
-    pool = {"accelerator": {"resource": "nvidia.com/gpu"}} if is_on_gpu else {}
+    pools = {
+        "prefill": options.pool(options.prefill, is_on_gpu),
+        "decode": options.pool(options.decode, is_on_gpu),
+    }
+    model = {"source": source, "servedName": served_name, "maxContextTokens": context}
+    if options.dtype is not None:
+        model["dtype"] = options.dtype
     return parse_object(
         {
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": {"name": deployment_name(served_name)},
-            "spec": {
-                "model": {"source": source, "servedName": served_name, "maxContextTokens": context},
-                **({"prefill": pool, "decode": pool} if pool else {}),
-            },
+            "spec": {"model": model, **{name: pool for name, pool in pools.items() if pool}},
         }
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,19 @@ from baton_control.spec.model_source import parse_source
 from baton_control.worker_specs import Device
 from baton_engine.model.servable import servable_model
 from baton_local.errors import StartError
-from baton_local.fetching.default_deployment import context_tokens, default_deployment
+from baton_local.fetching.default_deployment import (
+    NO_OPTIONS,
+    DefaultOptions,
+    context_tokens,
+    default_deployment,
+)
 from baton_local.fetching.download import download_model, pin_revision
 from baton_local.fetching.model_argument import HubName, parse_model_argument, served_name
 from baton_local.fetching.model_cache import ModelCache
 from baton_local.fleet.host import model_flag
 from baton_model_fetch.cache_volume import ModelFolder
 from baton_wire.models.errors import ModelError
+from baton_wire.suggestions import suggestion
 from baton_worker.building.memory_limit import free_bytes
 
 
@@ -30,6 +37,7 @@ class SourceRequest:
     max_context_tokens: int | None = None
     is_fresh: bool = False
     """Resolve a branch or tag of the hub again."""
+    pools: DefaultOptions = NO_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +82,28 @@ def fetch_local_model(text: str, cache: ModelCache, environment: Mapping[str, st
     if isinstance(model, Path):
         directory = model.expanduser().resolve()
         if not directory.is_dir():
-            raise StartError(f"{text}: no such folder; a model of the hub is hf://ORG/NAME")
+            raise StartError(_why_no_folder(text, directory))
         return LocalModel(directory, f"file://{directory}", served_name(model), None)
     source = pin_revision(model, cache, environment, is_fresh) if isinstance(model, HubName) else text
     folder = download_model(source, cache, environment)
     return LocalModel(folder.model, source, served_name(model), folder)
+
+
+def _why_no_folder(text: str, path: Path) -> str:
+    """Why a path is no model's folder, with what to type in its place."""
+    if path.suffix in (".yaml", ".yml"):
+        return f"{text}: a manifest is given with -f: `baton up -f {text}`"
+    if path.is_file() and path.suffix == ".gguf":
+        return (
+            f"{text}: GGUF is not read; serve the model's original folder or repository in safetensors, "
+            "and make it small with `baton quantise --format int4`"
+        )
+    if path.is_file():
+        return f"{text}: is a file; a model is a folder with config.json, safetensors and tokenizer: {path.parent}?"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        return f"{text}: no such folder; a model of the hub is hf://{text}"
+    nearby = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+    return f"{text}: no such folder{suggestion(path.name, nearby)}; a model of the hub is hf://ORG/NAME"
 
 
 def deployment_from_source(
@@ -93,5 +118,6 @@ def deployment_from_source(
     except ModelError as error:
         raise StartError(f"{request.text} cannot be served: {error}") from error
     name = request.served_name or model.served_name
-    deployment = default_deployment(model.source, name, context, is_on_gpu=device is Device.CUDA)
+    is_on_gpu = device is Device.CUDA
+    deployment = default_deployment(model.source, name, context, is_on_gpu=is_on_gpu, options=request.pools)
     return LocalDeployment(deployment, str(model.folder), model.cached)

@@ -5,6 +5,7 @@ They are for trying out scaling and routing without GPUs. Only `baton up` starts
 
 from __future__ import annotations
 
+import argparse
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from baton_control.sizing.inputs.deployment import DEFAULT_SEQUENCES, DEFAULT_ST
 from baton_control.sizing.inputs.roofline import worker_model
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
+from baton_local.argument_types import time_or
 from baton_local.errors import StartError
 from baton_local.fleet.run_dir import write_json
 from baton_local.hardware_arguments import accelerator_named, shape_named
@@ -22,7 +24,7 @@ from baton_wire.rules.prompt_order import BUSY_S
 from baton_wire.rules.step_times import PacedTimes
 
 FORM = re.compile(
-    r"(?P<accelerator>[a-z0-9]+?)(x(?P<count>[1-8]))?:(?P<model>[^@]+?)(/(?P<slower>[1-9][0-9]?))?(@(?P<startup>[0-9.]+))?"
+    r"(?P<accelerator>[a-z0-9]+?)(x(?P<count>[1-8]))?:(?P<model>[^@]+?)(/(?P<slower>[1-9][0-9]?))?(@(?P<startup>[0-9.]+(ms|s|m|h)?))?"
 )
 DEFAULT_STARTUP_S = 30.0
 
@@ -41,16 +43,16 @@ class Emulation:
 
 
 def parse_emulation(text: str, deployment: LLMDeployment) -> Emulation:
-    """Parse `ACCELERATOR[xN]:MODEL[/SLOWER][@STARTUP_S]`. Raises StartError.
+    """Parse `ACCELERATOR[xN]:MODEL[/SLOWER][@TIME]`, a bare number being seconds. Raises StartError.
 
     SLOWER stretches every step, so that a small machine keeps up with many workers.
     """
     match = FORM.fullmatch(text)
     if match is None:
-        raise StartError(f"--emulate: {text!r} is not allowed: must be ACCELERATOR[xN]:MODEL[/SLOWER][@SECONDS]")
+        raise StartError(f"--emulate: {text!r} is not allowed: must be ACCELERATOR[xN]:MODEL[/SLOWER][@TIME]")
     accelerator, shape = accelerator_named(match["accelerator"]), shape_named(match["model"])
     count = int(match["count"] or 1)
-    startup_s = float(match["startup"] or DEFAULT_STARTUP_S)
+    startup_s = DEFAULT_STARTUP_S if match["startup"] is None else _startup_s(match["startup"])
     decode, prefill = deployment.spec.decode.engine, deployment.spec.prefill.engine
     model = worker_model(
         shape,
@@ -69,6 +71,14 @@ def parse_emulation(text: str, deployment: LLMDeployment) -> Emulation:
         replace(model.slowed(slower, slower), link_bytes_per_s=1e15, hold_s=BUSY_S, accelerators=(1, 1)),
         startup_s,
     )
+
+
+def _startup_s(text: str) -> float:
+    """The time of a start, in seconds. Raises StartError."""
+    try:
+        return time_or("s")(text)
+    except argparse.ArgumentTypeError as error:
+        raise StartError(f"--emulate: {error}") from error
 
 
 def write_paced(path: Path, emulation: Emulation) -> None:

@@ -100,7 +100,8 @@ def devices(deployment: LLMDeployment, asked: Device | None, num_gpus: int) -> d
             chosen[role] = asked or Device.CPU
             continue
         if not num_gpus or accelerator.resource != "nvidia.com/gpu":
-            message = f"this machine has no {accelerator.resource}: start with --device cpu, or omit the field"
+            device = accelerator.resource or "resource claims"
+            message = f"this machine has no {device}: start with --device cpu, or omit the field"
             raise UnsupportedError(f"spec.{role}.accelerator", message)
         chosen[role] = Device.CUDA
     return chosen

@@ -59,7 +59,7 @@ class ObservedWorker(msgspec.Struct, frozen=True):
     transfer: Transfer
 
 
-class CacheUse(msgspec.Struct, frozen=True):
+class ObservedCacheUse(msgspec.Struct, frozen=True):
     """How much of what workers had cached of the prompts was found, by the gateway's count."""
 
     prompt_tokens: int
@@ -80,7 +80,7 @@ class GatewayState:
     ttft_minute: Sketch = field(default_factory=Sketch)
     """In the last minute, like `tpot_minute`."""
     tpot_minute: Sketch = field(default_factory=Sketch)
-    cache: CacheUse | None = None
+    cache: ObservedCacheUse | None = None
     """None: not known."""
 
 
@@ -140,7 +140,7 @@ class _GatewayPage(msgspec.Struct, frozen=True):
 
     workers: tuple[_LinkedWorker, ...]
     latency: dict[str, _Latency]
-    cache: CacheUse | None = None
+    cache: ObservedCacheUse | None = None
 
 
 def _minute(latency: _Latency | None) -> Sketch:

@@ -21,11 +21,14 @@ from pathlib import Path
 from typing import IO
 
 from baton_local.errors import NotRunningError, StartError
+from baton_wire.suggestions import suggestion
 from baton_wire.whole_file import write_whole
 
 KEY_BYTES = 32
 LOCK_TRIES = 5
 LOCK_TRY_S = 0.05
+KEPT_S = 7 * 86_400.0
+"""How long the folder of a run that has ended is kept, with its logs and its memory of sizing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +113,13 @@ def claimed(base: Path, directory: str) -> Iterator[RunDir]:
     _private_directory(run.root)
     with run.lock.open("a+") as lock:
         if not _locked(lock):
-            holder = _holder(lock)
-            raise StartError(f"{directory} is already running{holder}: stop it first, or use another metadata.name")
+            pid = holder(run)
+            who = "" if pid is None else f" (pid {pid})"
+            stop = f"stop it with `baton down {directory.partition('.')[2]}`"
+            raise StartError(f"{directory} is already running{who}: {stop}, or use another metadata.name")
         with suppress(OSError):  # a full disk: the lock holds without it
-            lock.truncate(0)
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
+            os.ftruncate(lock.fileno(), 0)
+            os.pwrite(lock.fileno(), f"{os.getpid()}\n".encode(), 0)  # a buffered text would be written again on close
         _clear(run, keep_logs=False)
         for path in (run.keys, run.announcements, run.logs):
             path.mkdir(mode=0o700)
@@ -138,22 +142,61 @@ def is_held(run: RunDir) -> bool:
 
 
 def find_run(base: Path, name: str | None, must_run: bool = True) -> RunDir:
-    """The run directory of a deployment, by `name` or `namespace.name`; without a name, the only one.
+    """The run directory of a deployment, by `name` or `namespace.name`; without a name, the one that runs, or with
+    `must_run` False the last one that did.
 
     Raises NotRunningError when none matches, or more than one does.
     """
     runs = [RunDir(path) for path in sorted(base.iterdir()) if (path / "lock").exists()]
-    if must_run:
-        runs = [run for run in runs if is_held(run)]
+    running = [run for run in runs if is_held(run)]
     if name is not None:
-        runs = [run for run in runs if name in (run.root.name, run.root.name.partition(".")[2])]
-    if len(runs) == 1:
-        return runs[0]
+        return _named(running if must_run else runs, name, " is running" if must_run else "")
+    if len(running) == 1:
+        return running[0]
+    if running:
+        raise NotRunningError(f"several deployments are running ({_names(running)}): choose one with --name NAME")
+    if must_run or not runs:
+        raise NotRunningError(f"no deployment {'is running' if must_run else 'has run'}: {_START}")
+    return max(runs, key=lambda run: run.lock.stat().st_mtime)
+
+
+_START = "start one with `baton up MODEL`"
+
+
+def _named(runs: list[RunDir], name: str, suffix: str) -> RunDir:
+    """The run with that name. Raises NotRunningError, which lists those that there are."""
+    matches = [run for run in runs if name in (run.root.name, run.root.name.partition(".")[2])]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise NotRunningError(f"{name} is the name of several deployments: choose one of {_names(matches)}")
     if not runs:
-        subject = f"no deployment named {name}" if name is not None else "no deployment"
-        raise NotRunningError(f"{subject} is running: start one with `baton up -f FILE`")
-    names = ", ".join(run.root.name for run in runs)
-    raise NotRunningError(f"there are several deployments ({names}): choose one with --name")
+        raise NotRunningError(f"no deployment named {name}{suffix}, nor any other: {_START}")
+    known = [text for run in runs for text in (run.root.name.partition(".")[2], run.root.name)]
+    meant = suggestion(name, known)
+    raise NotRunningError(f"no deployment named {name}{suffix}{meant or f'; there are {_names(runs)}'}")
+
+
+def _names(runs: list[RunDir]) -> str:
+    return ", ".join(run.root.name for run in runs)
+
+
+def remove_old(base: Path, wall_s: float) -> list[str]:
+    """Remove the folders of runs that ended `KEPT_S` ago or earlier; returns their names.
+
+    Each is renamed while its lock is held, so that a deployment of that name which starts meanwhile makes a new one.
+    """
+    removed = []
+    for run in [RunDir(path) for path in sorted(base.iterdir()) if (path / "lock").is_file()]:
+        with suppress(OSError), run.lock.open("r+") as lock:  # BlockingIOError: it runs
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if wall_s - run.lock.stat().st_mtime < KEPT_S:
+                continue
+            aside = base / f".removing-{run.root.name}"
+            os.rename(run.root, aside)
+            shutil.rmtree(aside)
+            removed.append(run.root.name)
+    return removed
 
 
 def write_key(run: RunDir) -> None:
@@ -178,7 +221,7 @@ def _locked(lock: IO[str]) -> bool:
     for _ in range(LOCK_TRIES):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
+            return _is_in_place(lock)
         except BlockingIOError:
             time.sleep(LOCK_TRY_S)
         except OSError as error:
@@ -189,11 +232,23 @@ def _locked(lock: IO[str]) -> bool:
     return False
 
 
-def _holder(lock: IO[str]) -> str:
-    """The process that holds the lock, in words, from the content of the lock file."""
-    lock.seek(0)
-    pid = lock.read(32).strip()
-    return f" (pid {pid})" if pid.isdecimal() else ""
+def _is_in_place(lock: IO[str]) -> bool:
+    """True. Raises StartError if another command has just removed the old folder that the lock was in."""
+    try:
+        if os.fstat(lock.fileno()).st_ino == os.stat(lock.name).st_ino:
+            return True
+    except FileNotFoundError:
+        pass
+    raise StartError(f"{lock.name}: another command has just removed this old folder: try again")
+
+
+def holder(run: RunDir) -> int | None:
+    """The process id of the `baton up` that holds the lock; None: the lock file does not say."""
+    try:
+        pid = run.lock.read_text()[:32].strip()
+    except OSError:
+        return None
+    return int(pid) if pid.isdecimal() else None
 
 
 def _private_directory(path: Path) -> None:

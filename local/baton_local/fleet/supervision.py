@@ -351,14 +351,14 @@ def _describe_exit(end: Exit, was_killed_by_us: bool) -> str:
     return f"{text}; its last log line{age}: {end.last_line}"
 
 
-_KILLERS = {
+_KILLERS: dict[int, str] = {
     signal.SIGKILL: ": the kernel's OOM killer? (see dmesg)",
     signal.SIGSEGV: ": it crashed in native code",
     signal.SIGABRT: ": it crashed in native code",
     signal.SIGBUS: ": is the disk or /dev/shm full?",
     signal.SIGILL: ": this CPU lacks an instruction that it needs",
 }
-"""What usually sends a signal that Baton did not send."""
+"""The usual causes of signals that Baton did not send."""
 
 
 def signal_name(number: int) -> str:

@@ -19,7 +19,7 @@ from baton_control.spec.api import Disaggregation
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device
 from baton_engine.model.servable import servable_model
-from baton_local.argument_types import device, integer
+from baton_local.argument_types import device, integer, time_or
 from baton_local.errors import LocalError, StartError
 from baton_local.fetching.default_deployment import as_yaml, context_tokens, default_deployment
 from baton_local.fetching.local_model import fetch_local_model
@@ -30,12 +30,12 @@ from baton_local.fleet.own_deployment import check_moved, own_deployment
 from baton_local.progress_bar import ProgressBar
 from baton_local.quality.comparison import Comparison, Quality, compare, compare_answers
 from baton_local.quality.scoring import Scored, ServedModel, passages_of, score, served_name
+from baton_local.quality.verdict import verdict
 from baton_local.shared_options import KEY_VARIABLE, add_fetch_options
 from baton_local.text_table import table
 from baton_wire.models.errors import ModelError
 from baton_worker.building.memory_limit import free_bytes
 
-READY_S = 600
 MOST_BYTES = 16 << 20
 """Largest text: some four million tokens, each with its 20 likeliest ones in memory."""
 
@@ -77,9 +77,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ready-timeout",
-        type=integer(1, 86_400),
-        default=READY_S,
-        metavar="SECONDS",
+        type=time_or("s"),
+        default="10m",
+        metavar="TIME",
         help="timeout for the start of a deployment (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -99,7 +99,11 @@ def run_quality(options: argparse.Namespace) -> int:
         with _serve(measured, options) as service:
             model = _score("model", service, passages, options.answer_tokens)
     quality = compare_scores(reference, model)
-    print(json.dumps(dataclasses.asdict(quality), indent=2) if options.json else as_text(quality))
+    print(
+        json.dumps({**dataclasses.asdict(quality), "verdict": verdict(quality)}, indent=2)
+        if options.json
+        else as_text(quality)
+    )
     return 0
 
 
@@ -136,7 +140,7 @@ def compare_scores(reference: Sequence[Scored], model: Sequence[Scored]) -> Qual
 
 
 def as_text(quality: Quality) -> str:
-    """The comparison as a text table. Pure."""
+    """The comparison as a text table, and a sentence that says what follows. Pure."""
     comparisons = (quality.prompts, quality.answers)
 
     def row(name: str, field: str, form: str) -> tuple[object, ...]:
@@ -153,7 +157,7 @@ def as_text(quality: Quality) -> str:
         row("probability not compared", "mass_outside", "{:.2e}"),
         ("answers that changed", None, f"{quality.changed} of {quality.asked}"),
     ]
-    return table(("", "PROMPTS", "ANSWERS"), rows)
+    return f"{table(('', 'PROMPTS', 'ANSWERS'), rows)}\n\n{verdict(quality)}"
 
 
 def _format(comparison: Comparison, field: str, form: str) -> str | None:

@@ -35,8 +35,10 @@ OWNED = (WORKERS, RECORDS, PODS, SERVICES, ACCOUNTS, POLICIES, JOBS, CLAIMS)
 WATCHED = (*CUSTOM, *OWNED)
 """Without these the operator cannot work."""
 WITHDRAWN = (ROUTES, AUTOSCALERS, MONITORS, RULES)
-"""Kinds that not every deployment has; they are deleted when they are no longer asked for."""
+"""Kinds that not every deployment has."""
 OPTIONAL = (BUDGETS, *WITHDRAWN)
+REMOVABLE = (*WITHDRAWN, POLICIES)
+"""Kinds of which objects are deleted when they are no longer asked for."""
 """Kinds that are watched where the server has them, and otherwise left out, as a condition says."""
 OWNED_SELECTOR = DEPLOYMENT_LABEL
 """Selects everything that carries the label, whatever its value."""

@@ -38,6 +38,7 @@ FEATURES = (
     Feature("PodSecurity", (1, 23), "nothing keeps other Pods of the namespace from more rights than Baton's have"),
     Feature("CEL in definitions", (1, 25), "wrong specs are stored, and refused by the operator alone"),
     Feature("podFailurePolicy", (1, 26), "a fetch Job that is refused for good is tried again"),
+    Feature("matchLabelKeys", (1, 27), "Deployments with it are refused, so that nothing is served"),
     Feature("preStop.sleep", (1, 30), "Deployments with it are refused, so that nothing is served"),
     Feature("ValidatingAdmissionPolicy", (1, 30), "nothing keeps the operator's account from other Secrets"),
 )

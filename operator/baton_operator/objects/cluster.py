@@ -13,7 +13,11 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, Scheme, parse_source
 from baton_control.spec.pools import PoolSpec
 from baton_control.spec.resource_quantities import CPUS
+from baton_control.spec.served_model import CacheType
 from baton_control.worker_specs import Device, Site
+from baton_operator.objects.fetch_settings import NO_SETTINGS, FetchSettings
+from baton_operator.objects.network_settings import DEFAULT_NETWORK, NetworkSettings
+from baton_operator.objects.pod_ids import DEFAULT_IDS, PodIds
 from baton_operator.objects.pod_policy import DEFAULT_POLICY, PodPolicy
 from baton_wire.messages.values import Role
 
@@ -23,6 +27,7 @@ TLS_PATH, API_KEYS_PATH = "/etc/baton/tls", "/etc/baton/api-keys"
 DRAIN_MARGIN_S = 10.0
 """Seconds that a stopping process gets beyond the longest request, to notice the signal and finish the last request."""
 MAX_THREADS = 1024
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _PINNED = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 
 
@@ -40,23 +45,42 @@ class Platform:
     """Ports that fetch Jobs may reach, at public addresses and in `fetch_cidrs`."""
     fetch_cidrs: tuple[str, ...] = ()
     """Networks with private addresses that fetch Jobs may reach: those of mirrors and registries."""
+    fetch: FetchSettings = NO_SETTINGS
+    """Additions to fetch Pods: proxy, private CA, labels and annotations."""
     python: str = "python"
     monitors: bool = False
     """True: PodMonitors are made."""
     alerts: bool = False
     """True: PrometheusRules are made."""
+    monitoring_labels: tuple[tuple[str, str], ...] = ()
+    """Labels of PodMonitors and PrometheusRules, by which a Prometheus selects them."""
+    monitoring_interval: str = "15s"
+    """The time between two reads of a Pod's metrics."""
+    metrics_compat: str = ""
+    """`vllm`: gateways and workers serve metrics under vLLM's names too."""
+    llmd_labels: bool = False
+    """True: Pods have the labels by which tools of llm-d select."""
+    network: NetworkSettings = DEFAULT_NETWORK
+    """The installation's part of NetworkPolicies."""
+    pod_ids: PodIds = DEFAULT_IDS
+    """The user and groups of Pods."""
     operator_service: str | None = None
     """The Service in the operator's namespace that gateways link with; None: gateways report nothing."""
     hears_gateways: bool = True
     """True: passes use the reports of gateways (`--routable-from=gateway`)."""
     pod_policy: PodPolicy = DEFAULT_POLICY
     """The settings of Pods that LLMDeployments may use."""
+    pull_secrets: tuple[str, ...] = ()
+    """Secrets of each namespace for pulling images, on the ServiceAccounts. Pods that name some do not use them."""
 
     def __post_init__(self) -> None:
         for field in ("worker_image", "gateway_image"):
             image: str = getattr(self, field)
             if _PINNED.fullmatch(image) is None:
                 raise ValueError(f"{field}: {image!r} is not allowed: must be IMAGE@sha256:DIGEST")
+        for name in self.pull_secrets:
+            if _OBJECT_NAME.fullmatch(name) is None:
+                raise ValueError(f"workload pull secrets: {name!r} is not allowed: must be the name of a Secret")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +144,16 @@ def model_source(deployment: LLMDeployment) -> ModelSource:
     return source
 
 
+def needs_fetch(deployment: LLMDeployment) -> bool:
+    """True if a Job has to fetch the model. Raises UnsupportedError like `model_source`."""
+    is_image = deployment.spec.model.cache.type is CacheType.IMAGE_VOLUME
+    return model_source(deployment).is_remote and not is_image
+
+
 def _model_path(deployment: LLMDeployment) -> str:
     """The model's path in a worker: a mount, or a folder of its image."""
     source = model_source(deployment)
-    if source.is_remote:
+    if needs_fetch(deployment):
         return f"{MODEL_PATH}/{model_key(deployment.spec.model.source)}"
     if source.scheme is Scheme.RANDOM:
         return deployment.spec.model.source

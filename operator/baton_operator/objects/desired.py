@@ -8,13 +8,15 @@ from baton_control.hashes import Revision
 from baton_control.names import flexible_name, gateway_name, pool_name, workers_name
 from baton_control.spec.api import API_VERSION, LLMDeployment
 from baton_control.worker_specs import pool_spec
+from baton_operator.kube.kinds import POLICIES
 from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.fetch import fetch_objects
 from baton_operator.objects.link_keys import key_secret
 from baton_operator.objects.metadata import ROLES_ANNOTATION, object_head, roles_text, selector
+from baton_operator.objects.network_settings import WorkloadPolicies
 from baton_operator.objects.optional import optional_objects
-from baton_operator.objects.pod_additions import with_annotations
+from baton_operator.objects.pod_additions import account_fields, with_annotations
 from baton_operator.objects.pods import LOAD_S, TEMPLATE_VERSION, WorkerTemplate, gateway_template
 from baton_operator.objects.reachability import gateway_service, policies, pool_service
 from baton_operator.schema.llm_pool import POOL_KIND
@@ -35,16 +37,19 @@ def standing_objects(
     gateway_pod: Manifest | None = None,
     *,
     version: int = TEMPLATE_VERSION,
+    refetch: str = "",
 ) -> tuple[Manifest, ...]:
     """Everything but worker Deployments and pool facades, in the order of creation: policies and accounts before Pods.
 
     `gateway_pod` is the recorded template of the gateway; None: rendered now. `version` is the template version of the
-    images. Raises UnsupportedError for what this version cannot run.
+    images, `refetch` the mark of the last requested fetch. Raises UnsupportedError for what this version cannot run.
     """
+    fetch = fetch_objects(deployment, platform, owner, tells_progress=version >= PROGRESS_VERSION, refetch=refetch)
+    has_policies = platform.network.workloads is WorkloadPolicies.MANAGED
     return (
-        *policies(deployment, platform, owner),
-        *fetch_objects(deployment, platform, owner, tells_progress=version >= PROGRESS_VERSION),
-        *(_account(deployment, role, owner) for role in _ROLES),
+        *(policies(deployment, platform, owner) if has_policies else ()),
+        *(manifest for manifest in fetch if has_policies or manifest["kind"] != POLICIES.kind),
+        *(_account(deployment, role, platform, owner) for role in _ROLES),
         key_secret(deployment, owner, masters),
         *(pool_service(deployment, role, owner) for role in POOL_ROLES),
         gateway_service(deployment, owner),
@@ -115,11 +120,11 @@ def _name(deployment: LLMDeployment, role: Role) -> str:
     return gateway_name(name) if role is Role.GATEWAY else pool_name(name, role)
 
 
-def _account(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
+def _account(deployment: LLMDeployment, role: Role, platform: Platform, owner: Owner) -> Manifest:
     account = object_head("v1", "ServiceAccount", _name(deployment, role), deployment, owner, role)
     if role in POOL_ROLES:
         account = with_annotations(account, pool_spec(deployment, role).service_account_annotations)
-    return account | {"automountServiceAccountToken": False}
+    return account | account_fields(platform)
 
 
 def _budget(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:

@@ -23,6 +23,8 @@ FETCH_ROLE = "fetch"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 RESTART_ANNOTATION = "baton.dev/restart"
 """On an LLMDeployment: another value restarts its workers, as a rollout. On their Pods: its hash."""
+REFETCH_ANNOTATION = "baton.dev/refetch"
+"""On an LLMDeployment: another value begins the fetch of its model anew. A model that is there is not fetched again."""
 ADOPT_ANNOTATION = "baton.dev/adopt"
 """On an LLMDeployment, `true`: it takes over objects with its label that have lost their owner."""
 

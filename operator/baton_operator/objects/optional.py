@@ -6,9 +6,13 @@ They are made where they are asked for and the server has their API. Where it ha
 
 from __future__ import annotations
 
+import re
+
+import msgspec
+
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
-from baton_operator.kube.object_fields import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping, metadata_of
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.metadata import object_head, selector
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -17,13 +21,17 @@ ROUTE_API, MONITOR_API = "gateway.networking.k8s.io/v1", "monitoring.coreos.com/
 SCALER_API = "autoscaling/v2"
 SHRINK_AFTER_S, SHRINK_EVERY_S = 300, 60
 """The autoscaler removes Pods slowly, because a stopping gateway drains for as long as a request may take."""
+_LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 MISSED_FOR, FAILED_SHARE = "10m", 0.01
 
 
 def optional_objects(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
     """The optional objects that the deployment and the installation ask for."""
-    monitors = [_monitor(deployment, role, owner) for role in (*POOL_ROLES, Role.GATEWAY)] if platform.monitors else []
+    roles = (*POOL_ROLES, Role.GATEWAY)
+    monitors = [_monitor(deployment, role, platform, owner) for role in roles] if platform.monitors else []
     alerts = [_alerts(deployment, owner)] if platform.alerts else []
+    monitors, alerts = ([_labelled(manifest, platform) for manifest in made] for made in (monitors, alerts))
     return (*_routes(deployment, owner), *_autoscaler(deployment, owner), *monitors, *alerts)
 
 
@@ -33,10 +41,10 @@ def _routes(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
     route, name = deployment.spec.gateway.route, gateway_name(deployment.metadata.name)
     if route is None:
         return ()
-    parent = {"name": route.parent} | ({} if route.parent_namespace is None else {"namespace": route.parent_namespace})
+    parents = [parent.model_dump(by_alias=True, exclude_none=True) for parent in route.parents()]
     backend = {"name": name, "port": deployment.spec.gateway.service.port}
     spec: Manifest = {
-        "parentRefs": [parent],
+        "parentRefs": parents,
         **({"hostnames": list(route.hostnames)} if route.hostnames else {}),
         "rules": [{"backendRefs": [backend], "timeouts": {"request": "0s"}}],
     }
@@ -63,10 +71,29 @@ def _autoscaler(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]
     return (object_head(SCALER_API, "HorizontalPodAutoscaler", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
 
 
-def _monitor(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
+def parse_labels(flag: str, text: str) -> tuple[tuple[str, str], ...]:
+    """Labels in a JSON object. Raises ValueError."""
+    try:
+        labels = msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{flag}: {error}") from error
+    for name, value in labels.items():
+        if _LABEL_NAME.fullmatch(name) is None or _LABEL_VALUE.fullmatch(value) is None:
+            raise ValueError(f"{flag}: {name}={value!r} is not allowed: must be a label of Kubernetes")
+    return tuple(sorted(labels.items()))
+
+
+def _labelled(manifest: Manifest, platform: Platform) -> Manifest:
+    """A monitor or rule with the labels by which the installation's Prometheus selects it; Baton's own win."""
+    metadata = metadata_of(manifest)
+    labels = {**dict(platform.monitoring_labels), **mapping(metadata["labels"])}
+    return {**manifest, "metadata": {**metadata, "labels": labels}}
+
+
+def _monitor(deployment: LLMDeployment, role: Role, platform: Platform, owner: Owner) -> Manifest:
     """The monitor that reads each process of a role."""
     name = deployment.metadata.name
-    endpoint: Manifest = {"port": "http", "path": "/metrics", "interval": "15s"}
+    endpoint: Manifest = {"port": "http", "path": "/metrics", "interval": platform.monitoring_interval}
     if role is Role.GATEWAY and deployment.spec.gateway.tls is not None:
         endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}  # by address: no name to verify
     spec: Manifest = {

@@ -12,6 +12,7 @@ from baton_control.spec.pod_affinity import NodeExpressionSpec, NodeTermSpec, Po
 from baton_control.spec.pools import PoolSpec
 from baton_control.spec.resources import ResourceSpec
 from baton_operator.kube.object_fields import Manifest
+from baton_operator.objects.cluster import Platform
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -102,6 +103,12 @@ def _pod_affinity(terms: Iterable[PodTermSpec]) -> Manifest:
     preferred = [{"weight": weight, "podAffinityTerm": term} for weight, term in weighted if weight is not None]
     rules: Manifest = {_REQUIRED: required} if required else {}
     return rules | ({_PREFERRED: preferred} if preferred else {})
+
+
+def account_fields(platform: Platform) -> Manifest:
+    """The fields of every ServiceAccount. Pods that name pull secrets do not use those of their account."""
+    secrets = [{"name": name} for name in platform.pull_secrets]
+    return {"automountServiceAccountToken": False, **({"imagePullSecrets": secrets} if secrets else {})}
 
 
 def with_annotations(manifest: Manifest, annotations: Mapping[str, str]) -> Manifest:

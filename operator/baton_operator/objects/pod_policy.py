@@ -18,6 +18,7 @@ from baton_control.errors import FieldProblem, NotAllowedError, shown
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.placing import NodesSpec, node_keys
 from baton_control.spec.pools import AcceleratorSpec
+from baton_control.spec.reserved_keys import MESH_OPT_OUTS
 from baton_control.worker_specs import pool_spec
 from baton_operator.objects.allowed_env import ANY, SAFE_ENV, refusal
 from baton_wire.messages.values import POOL_ROLES
@@ -27,6 +28,8 @@ NEVER_PRIORITIES: Final = "system-"
 SAFE_ANNOTATIONS: Final = ("prometheus.io", "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh")
 """Annotations for monitoring and for moving Pods; none changes what runs in a Pod."""
 ACCELERATOR_TAINTS: Final = ("nvidia.com/gpu", "amd.com/gpu")
+NETWORK_DEVICES: Final = ("rdma", "vpc.amazonaws.com/efa")
+"""Extended resources for RDMA: those of the shared device plugin, and Amazon's."""
 _ENTRY: Final = re.compile(r"\*|[A-Za-z0-9]([-A-Za-z0-9_./]{0,250}[A-Za-z0-9_])?")
 
 Entries = Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
@@ -55,6 +58,8 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     """Keys, or domains: of the ServiceAccounts of fetch Jobs and workers. They can lend a cloud identity."""
     node_labels: Entries = (ANY,)
     """Keys, or domains: by which Pods choose their nodes and what is near."""
+    extended_resources: Entries = NETWORK_DEVICES
+    """Keys, or domains: of the resources that workers may have besides their accelerators."""
     worker_arguments: Entries = ()
     """Names of workers' flags, without their dashes."""
 
@@ -78,7 +83,8 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     def refusals(self, deployment: LLMDeployment) -> Iterator[FieldProblem]:
         """The settings that are not allowed, in the order of the fields."""
         given = deployment.spec.pod_metadata
-        domained = [key for key in given.labels if "/" in key]
+        labels = given.labels.items()
+        domained = [key for key, value in labels if "/" in key and MESH_OPT_OUTS.get(key) != value]
         yield from _keys("spec.podMetadata.labels", domained, self.labels, "labels")
         yield from _keys("spec.podMetadata.annotations", given.annotations, self.annotations, "annotations")
         for role in POOL_ROLES:
@@ -126,6 +132,9 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     def _accelerators(self, at: str, given: AcceleratorSpec | None) -> Iterator[FieldProblem]:
         if given is None:
             return
+        for name in given.with_:
+            if not _allows(self.extended_resources, name):
+                yield _problem(f"{at}.with.{name}", None, self.extended_resources, "extendedResources")
         places = [(at, given.node_selector)]
         places += [
             (f"{at}.alternatives[{i}]", alternative.node_selector) for i, alternative in enumerate(given.alternatives)

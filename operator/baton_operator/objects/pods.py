@@ -7,10 +7,11 @@ Deployment. What changes without a restart (keys, tenants) is in mounted files a
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 
 from baton_control.hashes import Revision, content_hash
-from baton_control.names import cache_name, gateway_name, keys_name, pool_name
+from baton_control.names import gateway_name, keys_name, pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme
 from baton_control.spec.placing import PlacementSpec
@@ -30,11 +31,20 @@ from baton_operator.objects.cluster import (
     model_source,
     site_of,
 )
-from baton_operator.objects.metadata import QUEUE_LABEL, RESTART_ANNOTATION, ROLE_LABEL, labels, selector
+from baton_operator.objects.metadata import (
+    QUEUE_LABEL,
+    RESTART_ANNOTATION,
+    ROLE_LABEL,
+    TEMPLATE_LABEL,
+    labels,
+    selector,
+)
+from baton_operator.objects.model_cache import on_claims_node, worker_volume
 from baton_operator.objects.pod_additions import build_resources, environment, mount, nodes, volumes
 from baton_wire.messages.values import POOL_ROLES, Role
 
-USER = 10_001
+ANY_ADDRESS = "[::]"
+"""Accepts both families; listeners take IPv4 alone where a node has no IPv6."""
 KEY_FILE_MODE = 0o440
 """Owner and group may read: workers refuse keys that others can read."""
 LOAD_S = 1800
@@ -43,11 +53,12 @@ BEFORE_STOP_S = 5
 """Seconds for which a stopping gateway keeps accepting, until load balancers have noticed."""
 PORTS = {"http": HTTP_PORT, "pair": PAIR_PORT}
 """Named ports that others may reach; the gateway's admin listener is for loopback."""
-TEMPLATE_VERSION = 5
+TEMPLATE_VERSION = 6
 """Raised when a template uses something that older images do not know, such as a new flag."""
 ROLE_VARIABLE = "BATON_ROLE"
 """Environment of a flexible worker: the role in its Pod's label when its container started."""
 _TEMPLATE_FLAG = "--template-hash="
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +87,7 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
     spec = gateway_spec(deployment, site_of(deployment, Role.GATEWAY, platform))
     tls, api_keys = deployment.spec.gateway.tls, deployment.spec.gateway.api_keys
     scheme = None if tls is None else "HTTPS"
-    container = _container(spec, platform.gateway_image, None)
+    container = _container(spec, platform, platform.gateway_image, None)
     container |= {
         "resources": build_resources(deployment.spec.gateway.resources, cpu="250m", memory="512Mi", limit="4Gi"),
         "lifecycle": {"preStop": {"sleep": {"seconds": BEFORE_STOP_S}}},
@@ -84,12 +95,15 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
         "livenessProbe": _probe("live", period_s=10, failures=3, scheme=scheme),
         "readinessProbe": _probe("ready", period_s=2, failures=2, scheme=scheme),
     }
-    pod = _pod(deployment, spec, container, gateway_name(deployment.metadata.name), grace_s(deployment, BEFORE_STOP_S))
+    name, grace = gateway_name(deployment.metadata.name), grace_s(deployment, BEFORE_STOP_S)
+    pod = _pod(deployment, spec, container, name, grace, platform)
     if tls is not None:
         _mount_secret(pod, "tls", tls.secret_name, TLS_PATH)
     if api_keys is not None:
         _mount_secret(pod, "api-keys", api_keys.secret_name, API_KEYS_PATH)
-    return {"metadata": _metadata(deployment, spec.role, None, {}), "spec": pod | _gateway_placement(deployment)}
+    labels_of_tools = _llmd_labels(deployment, spec.role, platform)
+    metadata = _metadata(deployment, spec.role, None, labels_of_tools)
+    return {"metadata": metadata, "spec": pod | _gateway_placement(deployment)}
 
 
 def _worker_pod(
@@ -103,7 +117,7 @@ def _worker_pod(
     role = (
         Role.PREFILL if spec.flips else spec.role
     )  # a flexible worker starts as prefill and is relabelled when it flips
-    container = _container(spec, platform.worker_image, PAIR_PORT if "pair" in spec.ports else None, pool)
+    container = _container(spec, platform, platform.worker_image, PAIR_PORT if "pair" in spec.ports else None, pool)
     container |= {
         "resources": _resources(spec, pool),
         "startupProbe": _probe("live", period_s=2, failures=LOAD_S // 2),
@@ -111,11 +125,23 @@ def _worker_pod(
         "readinessProbe": _probe("ready", period_s=2, failures=2),
     }
     name = pool_name(deployment.metadata.name, role)
-    pod = _pod(deployment, spec, container, name, grace_s(deployment)) | _placement(deployment, spec, pool)
+    pod = _pod(deployment, spec, container, name, grace_s(deployment), platform)
+    pod |= _placement(deployment, spec, pool)
     for volume, place in volumes(pool):
         mount(pod, volume, place)
     queue = {} if pool.queue is None else {QUEUE_LABEL: pool.queue}
-    return {"metadata": _metadata(deployment, role, revision, queue, restart), "spec": pod}
+    more = queue | ({} if spec.flips else _llmd_labels(deployment, role, platform))
+    return on_claims_node(deployment, {"metadata": _metadata(deployment, role, revision, more, restart), "spec": pod})
+
+
+def _llmd_labels(deployment: LLMDeployment, role: Role, platform: Platform) -> dict[str, str]:
+    """The labels by which tools of llm-d select Pods; none unless the installation asks for them. A flexible worker has
+    none, because its role changes. A served name that is no label value is left out."""
+    if not platform.llmd_labels:
+        return {}
+    model = deployment.spec.model.served_name
+    named = {"llm-d.ai/model": model} if _LABEL_VALUE.fullmatch(model) else {}
+    return {"llm-d.ai/role": role.value, **named}
 
 
 def _metadata(
@@ -127,9 +153,13 @@ def _metadata(
     return {"labels": {**given.labels, **more, **labels(deployment, role, revision)}, **annotations}
 
 
-def _container(spec: WorkerSpec, image: str, second_port: int | None, pool: PoolSpec | None = None) -> Manifest:
-    second = None if second_port is None else f"0.0.0.0:{second_port}"
-    more = instance_arguments(spec.role, f"0.0.0.0:{HTTP_PORT}", f"{RUN_PATH}/announce.json", second)
+def _container(
+    spec: WorkerSpec, platform: Platform, image: str, second_port: int | None, pool: PoolSpec | None = None
+) -> Manifest:
+    second = None if second_port is None else f"{ANY_ADDRESS}:{second_port}"
+    more = instance_arguments(spec.role, f"{ANY_ADDRESS}:{HTTP_PORT}", f"{RUN_PATH}/announce.json", second)
+    if platform.metrics_compat:
+        more = (*more, f"--metrics-compat={platform.metrics_compat}")
     env = {"HOME": RUN_PATH, "TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **dict(spec.env)}
     variables = environment(pool, env)
     if spec.flips:  # read by the kubelet with each start, so that a container that ends comes back as what it was
@@ -160,7 +190,9 @@ def _container(spec: WorkerSpec, image: str, second_port: int | None, pool: Pool
     }
 
 
-def _pod(deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, account: str, grace: int) -> Manifest:
+def _pod(
+    deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, account: str, grace: int, platform: Platform
+) -> Manifest:
     secret = {"secretName": keys_name(deployment.metadata.name), "defaultMode": KEY_FILE_MODE}
     volumes: list[Manifest] = [
         {"name": "keys", "secret": secret},
@@ -172,14 +204,7 @@ def _pod(deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, accou
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": platform.pod_ids.security_context(),
         "containers": [container],
         "volumes": volumes,
     }
@@ -189,8 +214,7 @@ def _pod(deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, accou
         claim = {"claimName": source.place, "readOnly": True}
         mount(pod, {"name": "model", "persistentVolumeClaim": claim}, place | {"subPath": source.path})
     if spec.role is not Role.GATEWAY and source.is_remote:
-        claim = {"claimName": cache_name(deployment.metadata.name), "readOnly": True}
-        mount(pod, {"name": "model", "persistentVolumeClaim": claim}, place)
+        mount(pod, {"name": "model", **worker_volume(deployment)}, place)
     secrets = deployment.spec.image_pull_secrets
     return pod | ({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {})
 
@@ -208,6 +232,8 @@ def _resources(spec: WorkerSpec, pool: PoolSpec) -> Manifest:
         extended[f"hugepages-{pool.hugepages.page_size}"] = pool.hugepages.size
     if spec.accelerator_resource is not None:
         extended[spec.accelerator_resource] = str(spec.accelerators)
+    if pool.accelerator is not None:
+        extended |= {name: str(count) for name, count in pool.accelerator.with_.items()}
     parts: Manifest = {"requests": {**requests, **extended}, "limits": {**limits, **extended}}
     claims = [{"name": claim.name} for claim in pool.resource_claims]
     return {key: value for key, value in parts.items() if value} | ({"claims": claims} if claims else {})
@@ -226,7 +252,7 @@ def _placement(deployment: LLMDeployment, spec: WorkerSpec, pool: PoolSpec) -> M
     if spec.flips:
         workers = {"key": ROLE_LABEL, "operator": "In", "values": [role.value for role in POOL_ROLES]}
         equals |= {"matchExpressions": [workers]}
-    return {key: value for key, value in given.items() if value} | _spread(equals, pool.placement)
+    return {key: value for key, value in given.items() if value} | _spread(equals, pool.placement, TEMPLATE_LABEL)
 
 
 def _gateway_placement(deployment: LLMDeployment) -> Manifest:
@@ -235,16 +261,18 @@ def _gateway_placement(deployment: LLMDeployment) -> Manifest:
         {} if gateway.priority_class_name is None else {"priorityClassName": gateway.priority_class_name}
     )
     equals: Manifest = {"matchLabels": selector(deployment, Role.GATEWAY)}
-    return {**nodes(gateway.placement), **priority, **_spread(equals, gateway.placement)}
+    return {**nodes(gateway.placement), **priority, **_spread(equals, gateway.placement, "pod-template-hash")}
 
 
-def _spread(equals: Manifest, placement: PlacementSpec) -> Manifest:
-    """`equals`: a label selector of the Pods that are kept apart."""
+def _spread(equals: Manifest, placement: PlacementSpec, template_label: str) -> Manifest:
+    """The spread of Pods that a label selector matches, of each template apart: during a rollout the old Pods would
+    otherwise decide where the new ones may go, and leave them uneven or Pending."""
     constraint: Manifest = {
         "maxSkew": 1,
         "topologyKey": placement.topology_key or "kubernetes.io/hostname",
         "whenUnsatisfiable": {"Preferred": "ScheduleAnyway", "Required": "DoNotSchedule"}[placement.spread],
         "labelSelector": equals,
+        "matchLabelKeys": [template_label],
     }
     return {"topologySpreadConstraints": [constraint]}
 

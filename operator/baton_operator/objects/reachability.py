@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
+from baton_control.spec.gateway_fields import IpFamilyPolicy, ServiceSpec
 from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Owner, Platform
 from baton_operator.objects.metadata import object_head, selector
@@ -18,7 +19,12 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 OPERATOR_LABELS = {"app.kubernetes.io/name": "baton-operator"}
-DNS_PORT = 53
+IP_FAMILIES = "PreferDualStack"
+"""Both families where the cluster has both, else the one that it has."""
+
+
+_PROTOCOLS = {"http": "http", "pair": "tcp"}
+"""For meshes, which else wait for a client's first bytes; on a pair link the server begins."""
 
 
 def pool_service(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
@@ -30,7 +36,11 @@ def pool_service(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifes
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": selector(deployment, role),
-        "ports": [{"name": port, "port": number, "targetPort": port, "protocol": "TCP"} for port, number in ports],
+        "ports": [
+            {"name": port, "port": number, "targetPort": port, "protocol": "TCP", "appProtocol": _PROTOCOLS[port]}
+            for port, number in ports
+        ],
+        "ipFamilyPolicy": IP_FAMILIES,
     }
     return object_head("v1", "Service", name, deployment, owner, role) | {"spec": spec}
 
@@ -38,24 +48,42 @@ def pool_service(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifes
 def gateway_service(deployment: LLMDeployment, owner: Owner) -> Manifest:
     """The Service that clients use."""
     service = deployment.spec.gateway.service
-    scheme = {} if deployment.spec.gateway.tls is None else {"appProtocol": "https"}
+    scheme = "http" if deployment.spec.gateway.tls is None else "https"
     spec: Manifest = {
         "type": service.type.value,
         "selector": selector(deployment, Role.GATEWAY),
-        "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP", **scheme}],
+        "ports": [
+            {"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP", "appProtocol": scheme}
+        ],
+        "ipFamilyPolicy": IP_FAMILIES,
     }
     name = gateway_name(deployment.metadata.name)
+    spec |= _service_options(service)
     head = with_annotations(object_head("v1", "Service", name, deployment, owner, Role.GATEWAY), service.annotations)
     return head | {"spec": spec}
 
 
+def _service_options(service: ServiceSpec) -> Manifest:
+    """The fields of the Service that have other defaults than Baton's, or none."""
+    options: Manifest = {
+        "ipFamilyPolicy": service.ip_family_policy or IpFamilyPolicy.PREFER_DUAL_STACK,
+        "ipFamilies": list(service.ip_families),
+        "externalTrafficPolicy": service.external_traffic_policy,
+        "loadBalancerClass": service.load_balancer_class,
+        "loadBalancerSourceRanges": list(service.load_balancer_source_ranges),
+    }
+    return {name: value for name, value in options.items() if value}
+
+
 def policies(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
-    """The policies of a deployment: deny everything by default, then allow the edges of each role."""
-    name = deployment.metadata.name
+    """The policies of a deployment: deny everything by default but look-ups and what the installation adds, then allow
+    the edges of each role."""
+    name, network = deployment.metadata.name, platform.network
     denied: Manifest = {
         "podSelector": {"matchLabels": selector(deployment)},
         "policyTypes": ["Ingress", "Egress"],
-        "egress": [{"ports": [_port(DNS_PORT, "UDP"), _port(DNS_PORT)]}],
+        **({"ingress": list(network.ingress)} if network.ingress else {}),
+        "egress": [network.dns(), *network.egress],
     }
     deny = object_head("networking.k8s.io/v1", "NetworkPolicy", f"{name}-default", deployment, owner) | {"spec": denied}
     roles = (*POOL_ROLES, Role.GATEWAY)
@@ -113,5 +141,5 @@ def _to(peers: list[Manifest], port: int) -> Manifest:
     return {"to": peers, "ports": [_port(port)]}
 
 
-def _port(number: int, protocol: str = "TCP") -> Manifest:
-    return {"protocol": protocol, "port": number}
+def _port(number: int) -> Manifest:
+    return {"protocol": "TCP", "port": number}

@@ -5,15 +5,24 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Mapping
 
-from baton_control.names import cache_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.worker_specs import pool_spec
 from baton_operator.kube.kinds import AUTOSCALERS
-from baton_operator.kube.object_fields import Manifest, condition_of, integer, labels_of, mapping, metadata_of, uid_of
-from baton_operator.objects.fetch import TRIES, FetchState
-from baton_operator.objects.fetch_progress import progress_words
+from baton_operator.kube.object_fields import Manifest, condition_of, labels_of, mapping, metadata_of, uid_of
+from baton_operator.objects.cluster import needs_fetch
+from baton_operator.objects.fetch_state import FetchState
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
+from baton_operator.objects.model_cache import fetch_claim, worker_claims
+from baton_operator.passes.fetch_failures import FetchFailure
+from baton_operator.passes.fetch_problems import (
+    claim_problem,
+    explain_single_node,
+    failed_fetch,
+    find_fetch_problems,
+    sidecar_problem,
+    waiting_claim,
+)
 from baton_operator.passes.ingress import find_ingress_problems
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pod_problems import ObjectEvent, PodNeeds, age_s, find_pod_problem, is_ready, seconds_since
@@ -32,22 +41,30 @@ def diagnose(
     fetch: FetchState,
     events: Mapping[str, ObjectEvent],
     now: datetime.datetime,
+    former_failure: FetchFailure | None = None,
 ) -> tuple[PassProblem, ...]:
     """The problems of a deployment. `sets`: its worker sets with the sizes of this pass. `events`: the newest Events
-    about stuck Pods and Jobs, by uid."""
+    about stuck Pods, Jobs and claims, by uid. `former_failure`: how the former Job of the same fetch failed."""
     needs = _needs(deployment)
     found_problems = [
-        find_pod_problem(pod, needs, events.get(uid_of(pod)), age_s(pod, now))
+        explain_single_node(find_pod_problem(pod, needs, events.get(uid_of(pod)), age_s(pod, now)), deployment)
         for pod in _select_current(seen.live_pods)
     ]
     problems = [problem for problem in found_problems if problem is not None]
     problems += _find_refused_pods(seen)
+    held = sidecar_problem(seen, fetch, now)
     if fetch.failure:
         problems = [problem for problem in problems if problem.of != FETCH_ROLE]
-        message = f"{fetch.failure}; delete the Job to retry"
-        problems.append(PassProblem("ModelFetchFailed", message, of=FETCH_ROLE))
+        problems.append(failed_fetch(seen, fetch))
+    elif held is not None and held[1] <= 0:
+        problems.append(held[0])
     elif not fetch.is_done:
-        problems += _find_fetch_problems(seen, events)
+        problems += find_fetch_problems(seen, fetch, events, former_failure)
+        claim = waiting_claim(seen, fetch)
+        unbound = None if claim is None else claim_problem(claim, events.get(uid_of(claim)))
+        if unbound is not None:
+            problems = [problem for problem in problems if (problem.reason, problem.of) != ("MissingClaim", FETCH_ROLE)]
+            problems.append(unbound)
     if seen.gateway_lateness and not any(problem.of == Role.GATEWAY for problem in problems):
         problems.append(PassProblem("GatewayFails", f"gateway: {seen.gateway_lateness}", of=Role.GATEWAY.value))
     scaler = idle_scaler(seen, now)
@@ -62,33 +79,16 @@ def diagnose(
     return tuple(dict.fromkeys(problems))
 
 
-def waiting_job(seen: Snapshot, fetch: FetchState) -> Manifest | None:
-    """The fetch Job that has no Pod although it should; only its Events give the reason. None: there is no such Job."""
-    has_pod = any(labels_of(pod).get(ROLE_LABEL) == FETCH_ROLE for pod in seen.live_pods)
-    if fetch.is_done or fetch.failure or has_pod:
-        return None
-    active = [job for job in seen.fetches if not mapping(job.get("status")).get("conditions")]
-    return active[-1] if active else None
-
-
-def fetching_pods(seen: Snapshot) -> tuple[Manifest, ...]:
-    """Pods that fetch the model now, the oldest first."""
-    running = [
-        pod
-        for pod in seen.live_pods
-        if labels_of(pod).get(ROLE_LABEL) == FETCH_ROLE and mapping(pod.get("status")).get("phase") == "Running"
-    ]
-    return tuple(sorted(running, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))))
-
-
 def _select_current(pods: Iterable[Manifest]) -> Iterable[Manifest]:
     """The Pods that count. Of a role's failed Pods only the newest counts, and only while no Pod of the role is
-    ready."""
+    ready. Of a fetch only the newest Pod counts: its Pods follow each other and are never ready."""
     ended: dict[str, Manifest] = {}
     ready: set[str] = set()
     for pod in sorted(pods, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))):
         role, status = str(labels_of(pod).get(ROLE_LABEL)), mapping(pod.get("status"))
-        if is_ready(status):
+        if role == FETCH_ROLE:
+            ended[role] = pod
+        elif is_ready(status):
             ready.add(role)
         elif status.get("phase") == "Failed":
             ended[role] = pod
@@ -102,9 +102,10 @@ def _needs(deployment: LLMDeployment) -> PodNeeds:
     claims: tuple[str, ...] = ()
     if source.scheme is Scheme.PVC:
         claims = (str(source.place),)
-    elif source.is_remote:
-        claims = (cache_name(deployment.metadata.name),)
-    mounts = {role.value: claims for role in POOL_ROLES} | ({FETCH_ROLE: claims} if source.is_remote else {})
+    elif needs_fetch(deployment):
+        claims = worker_claims(deployment)
+    mounts = {role.value: claims for role in POOL_ROLES}
+    mounts |= {FETCH_ROLE: (fetch_claim(deployment),)} if needs_fetch(deployment) else {}
     return PodNeeds({role.value: pool_spec(deployment, role).queue for role in POOL_ROLES}, mounts)
 
 
@@ -132,27 +133,3 @@ def _find_refused_pods(seen: Snapshot) -> list[PassProblem]:
         PassProblem(reason_of_refusal(text, "FailedCreate"), f"{role}: {shorten(text)}", of=role)
         for role, text in refusals
     ]
-
-
-def _find_fetch_problems(seen: Snapshot, events: Mapping[str, ObjectEvent]) -> list[PassProblem]:
-    job_events = [events[uid_of(job)] for job in seen.fetches if uid_of(job) in events]
-    refused = [event for event in job_events if event.reason == "FailedCreate"]
-    if refused:
-        text = refused[0].message
-        return [
-            PassProblem(reason_of_refusal(text, "FailedCreate"), f"fetch of the model: {shorten(text)}", of=FETCH_ROLE)
-        ]
-    suspended = any(mapping(job.get("spec")).get("suspend") is True for job in seen.fetches)
-    if suspended:
-        return [PassProblem("QueuedByKueue", "the fetch of the model is suspended", lasts=False, of=FETCH_ROLE)]
-    unbound = [
-        f"; the claim {metadata_of(claim).get('name')} is {mapping(claim.get('status')).get('phase')}"
-        for claim in seen.claims
-        if mapping(claim.get("status")).get("phase") in ("Pending", "Lost")
-    ]
-    failed = max((integer(mapping(job.get("status")).get("failed")) or 0 for job in seen.fetches), default=0)
-    tries = f", try {failed + 1} of {TRIES + 1}" if failed else ""
-    running = [events[uid_of(pod)].message for pod in fetching_pods(seen) if uid_of(pod) in events]
-    far = progress_words(running[-1]) if running else ""
-    message = f"the model is being fetched{far}{tries}{''.join(unbound)}"
-    return [PassProblem("FetchingModel", message, lasts=False, of=FETCH_ROLE)]

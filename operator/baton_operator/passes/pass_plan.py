@@ -10,14 +10,14 @@ from baton_control.hashes import Revision
 from baton_control.rollout import Group, Limits, Step, Wanted, next_step
 from baton_control.sizing.decision.scaling import Sized
 from baton_control.spec.api import LLMDeployment
-from baton_operator.objects.fetch import FetchState, fetch_of
+from baton_operator.objects.fetch_state import FetchState, fetch_of, retry_in_s
 from baton_operator.passes.deployment_sizer import PoolSizes
 from baton_operator.passes.drain_replacement import DrainReplacement, places_of, plan_replacement
 from baton_operator.passes.observe import WorkerSet, rollout_groups
 from baton_operator.passes.pool_size import PoolPlan
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.roles import apply_flips, sizes_after_flips
-from baton_operator.passes.serving import Serving
+from baton_operator.passes.serving import Serving, earliest
 from baton_operator.passes.snapshot import Snapshot
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -38,6 +38,8 @@ class PassPlan:
     step: Step
     replacement: DrainReplacement
     fetch: FetchState
+    retry_s: float | None = None
+    """Seconds until a fetch that was given up begins anew; None: it was not given up."""
     again_s: float | None = None
     """When the next pass may plan something else; None: only after an event."""
 
@@ -62,6 +64,8 @@ def plan_pass(
     groups = rollout_groups(sets, serving.routable, snapshot.pod_counts)
     rollout = deployment.spec.rollout
     limits = Limits(rollout.max_surge, rollout.max_unavailable, rollout.canary)
+    fetch = fetch_of(rendering.objects, snapshot.fetches)
+    retry_s = retry_in_s(fetch, now)
     return PassPlan(
         pools=sizes.plans,
         sized=sizes.sized,
@@ -70,8 +74,9 @@ def plan_pass(
         groups=rollout_groups(sets, serving.shown, snapshot.pod_counts),
         step=next_step(wanted, _without_doubtful(groups, serving.doubtful), limits, rollout.paused),
         replacement=replacement,
-        fetch=fetch_of(rendering.objects, snapshot.fetches),
-        again_s=sizes.again_s,
+        fetch=fetch,
+        retry_s=retry_s,
+        again_s=earliest((sizes.again_s, retry_s)),
     )
 
 

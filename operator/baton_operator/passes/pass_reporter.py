@@ -14,7 +14,15 @@ from baton_operator.objects.fetch_progress import PROGRESS_S
 from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.passes.apply import Applier
 from baton_operator.passes.deployment_status import status_of
-from baton_operator.passes.diagnosis import diagnose, fetching_pods, idle_scaler, waiting_job
+from baton_operator.passes.diagnosis import diagnose, idle_scaler
+from baton_operator.passes.fetch_failures import FetchFailure
+from baton_operator.passes.fetch_problems import (
+    fetching_pods,
+    last_failure,
+    sidecar_problem,
+    waiting_claim,
+    waiting_job,
+)
 from baton_operator.passes.ingress import find_ingress_problems
 from baton_operator.passes.object_events import AGAIN_S, EventReader
 from baton_operator.passes.pass_plan import PassPlan
@@ -54,6 +62,8 @@ class ReportMemory:
     """True: that status was left to the next pass, which sees the outcome of the writes."""
     replaced: frozenset[Role] = frozenset()
     """Roles whose only Pod got a successor, as an Event says already."""
+    given_up: tuple[str, FetchFailure] | None = None
+    """Name and last failure of the fetch Job that was given up last: the Job that begins anew has no Pods yet."""
 
 
 class PassReporter:
@@ -146,11 +156,31 @@ class PassReporter:
             event = await self._events.about(job)
             events = events if event is None else {**events, uid_of(job): event}
             events_s = AGAIN_S
+        claim = waiting_claim(snapshot, plan.fetch)
+        if claim is not None:
+            event = await self._events.about(claim)
+            events = events if event is None else {**events, uid_of(claim): event}
+            events_s = earliest((events_s, AGAIN_S))
         progress, progress_s = await self._fetch_progress(snapshot, plan)
         scaler = idle_scaler(snapshot, now)
-        late = (*find_ingress_problems(snapshot, now), *([] if scaler is None else [scaler]))
-        causes = diagnose(snapshot, plan.sets, rendering.deployment, plan.fetch, {**events, **progress}, now)
+        held = sidecar_problem(snapshot, plan.fetch, now)
+        late = (*find_ingress_problems(snapshot, now), *(entry for entry in (scaler, held) if entry is not None))
+        former = self._former_failure(snapshot, plan)
+        causes = diagnose(snapshot, plan.sets, rendering.deployment, plan.fetch, {**events, **progress}, now, former)
         return causes, earliest((events_s, progress_s, *(left_s for _, left_s in late if left_s > 0)))
+
+    def _former_failure(self, snapshot: Snapshot, plan: PassPlan) -> FetchFailure | None:
+        """How the former Job of the same fetch failed, before it began anew; None: unknown, or none failed."""
+        uid, fetch = snapshot.owner.uid, plan.fetch
+        memory = self._memories.get(uid, ReportMemory())
+        given_up = memory.given_up if memory.given_up is not None and memory.given_up[0] == fetch.job else None
+        if fetch.is_done:
+            given_up = None
+        elif fetch.failure:
+            failure = last_failure(snapshot, fetch) or FetchFailure(fetch.failure, None, fetch.failed_at)
+            given_up = (fetch.job, failure)
+        self._memories[uid] = replace(memory, given_up=given_up)
+        return None if given_up is None else given_up[1]
 
     async def _fetch_progress(
         self, snapshot: Snapshot, plan: PassPlan

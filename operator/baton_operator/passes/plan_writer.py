@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from baton_control.hashes import Revision
 from baton_operator.kube.kinds import JOBS, RECORDS, WORKERS
 from baton_operator.kube.kube_api import Forbidden, Invalid
-from baton_operator.kube.object_fields import Manifest, annotations_of, is_controlled, name_of
-from baton_operator.objects.fetch import find_former_jobs
+from baton_operator.kube.object_fields import Manifest, annotations_of, is_controlled, is_leaving, name_of
+from baton_operator.objects.fetch_state import find_former_jobs
 from baton_operator.objects.metadata import ROLES_ANNOTATION, roles_of
 from baton_operator.passes.apply import Applied, Applier, NameTaken, desired_object
 from baton_operator.passes.observe import find_finished, replicas_after
@@ -171,6 +171,9 @@ class PlanWriter:
         for resource, optional in snapshot.withdrawable:
             if (resource, name_of(optional)) not in names:
                 await self._applier.delete(resource, optional)
+        for job in snapshot.fetches:
+            if plan.retry_s == 0.0 and name_of(job) == plan.fetch.job and not is_leaving(job):
+                await self._applier.delete(JOBS, job)  # the next pass makes it anew
         if plan.fetch.is_done:
             for job in find_former_jobs(rendering.objects, snapshot.fetches):
                 await self._applier.delete(JOBS, job)

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MAX_TEXT = 300
+MAX_TEXT, MAX_READ = 300, 16_384
+_TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
+"""Control sequences of terminals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,11 @@ WORST = (
         "WebhookDown",
         "Rejected",
     ),
-    ("PodSecurity", "QuotaExceeded", "AdmissionDenied", "OutsideLimitRange", "FailedCreate"),
+    ("PodSecurity", "QuotaExceeded", "QuotaNeedsResources", "AdmissionDenied", "OutsideLimitRange", "FailedCreate"),
     ("MissingServiceAccount", "MissingPriorityClass", "MissingRuntimeClass", "MissingResourceClaim"),
     ("MissingSecret", "MissingConfigMap", "MissingClaim", "VolumeFails", "SandboxFails"),
     ("InsufficientAccelerators", "Unschedulable", "NodeRefuses", "ImagePull", "ContainerConfig"),
-    ("ModelFetchFailed", "GatewayFails", "NewTemplateFails", "WorkersFail"),
+    ("ModelFetchFailed", "SidecarRunning", "GatewayFails", "NewTemplateFails", "WorkersFail"),
     ("GatewayNotScaled", "RouteNotAccepted", "NoAddress"),
     ("Replacing", "QueuedByKueue", "SchedulingGated", "FetchingModel", "PullingImage", "ContainerCreating"),
     ("NodeNotReady", "ProbeFails"),
@@ -62,6 +64,8 @@ def rank_problems(problems: Iterable[PassProblem]) -> tuple[PassProblem, ...]:
 
 _REFUSALS = (
     ("exceeded quota", "QuotaExceeded"),
+    ("failed quota", "QuotaNeedsResources"),
+    ("insufficient quota", "QuotaExceeded"),
     ("violates PodSecurity", "PodSecurity"),
     ("failed calling webhook", "WebhookDown"),
     ("failed to call webhook", "WebhookDown"),
@@ -100,7 +104,7 @@ def find_missing_object(text: str) -> PassProblem | None:
     return PassProblem(reason, f"{words.get(kind, 'the resource claim')} {name} does not exist")
 
 
-_ACCELERATOR = re.compile(r"Insufficient [a-z0-9.-]+\.[a-z0-9.-]+/(?!hugepages)\S+")
+_ACCELERATOR = re.compile(r"Insufficient [a-z0-9.-]+/(?!hugepages)\S+|cannot allocate all claims")
 _CLAIM_PROBLEMS = ("PersistentVolumeClaim", "persistentvolumeclaim", "volume node affinity conflict")
 
 
@@ -117,9 +121,15 @@ def explain_unplaced(text: str, claims: Iterable[str] = ()) -> PassProblem:
 
 
 def shorten(text: object) -> str:
-    """One line of at most MAX_TEXT characters."""
-    words = " ".join(str(text or "").split())
+    """One line of at most MAX_TEXT printable characters: texts of Pods and servers may have any, also such that change
+    what a terminal shows."""
+    words = _printable(str(text or ""))
     return words if len(words) <= MAX_TEXT else words[: MAX_TEXT - 1] + "…"
+
+
+def _printable(text: str) -> str:
+    plain = _TERMINAL.sub("", text[:MAX_READ])
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in plain).split())
 
 
 def join_names(names: Iterable[str]) -> str:

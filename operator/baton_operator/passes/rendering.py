@@ -22,9 +22,10 @@ from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.object_fields import Manifest, annotations_of, mapping, metadata_of
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import flexible_workers_of, pool_facade, standing_objects, workers_of
-from baton_operator.objects.metadata import RESTART_ANNOTATION, roles_text
+from baton_operator.objects.metadata import REFETCH_ANNOTATION, RESTART_ANNOTATION, roles_text
 from baton_operator.passes import accelerators
 from baton_operator.passes.apply import DesiredObject, desired_object, with_metadata
+from baton_operator.passes.device_notes import device_notes
 from baton_operator.passes.refused_env import read_written_spec
 from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
 from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current_record, newest_record
@@ -49,6 +50,8 @@ class Inputs:
     """The optional kinds that the server has."""
     restart: str = ""
     """Mark of the last requested restart; empty: none was requested."""
+    refetch: str = ""
+    """Mark of the last requested fetch; empty: none was requested."""
     is_held: bool = False
     """True: this is the last good spec while a newer one is refused, and no new template is rendered."""
     types: Mapping[Role, str] = field(default_factory=dict)
@@ -103,10 +106,12 @@ def inputs_of(seen: Snapshot, platform: Platform, masters: Mapping[str, bytes], 
     raw["metadata"] = {name: metadata[name] for name in ("name", "namespace") if name in metadata}
     upgrade = str(annotations_of(seen.raw).get(UPGRADE_ANNOTATION, ""))
     text = msgspec.json.encode(raw, order="sorted")
-    asked = annotations_of(seen.raw).get(RESTART_ANNOTATION)
-    restart = content_hash(asked) if asked else ""
+    restart, refetch = (
+        content_hash(asked) if (asked := annotations_of(seen.raw).get(name)) else ""
+        for name in (RESTART_ANNOTATION, REFETCH_ANNOTATION)
+    )
     types = accelerators.status_types(seen.before)
-    return Inputs(text, upgrade, seen.owner, seen.records, platform, masters, served, restart, types=types)
+    return Inputs(text, upgrade, seen.owner, seen.records, platform, masters, served, restart, refetch, types=types)
 
 
 def last_good(given: Inputs) -> Inputs | None:
@@ -150,6 +155,7 @@ def render(given: Inputs) -> Rendering:
         given.masters,
         gateway_pod,
         version=record.version,
+        refetch=given.refetch,
     )
     secret = next(manifest for manifest in objects if manifest["kind"] == SECRETS.kind)
     keys = content_hash(secret)
@@ -159,6 +165,7 @@ def render(given: Inputs) -> Rendering:
     notes = [f"unknown fields are ignored: {', '.join(unknown)}"] if unknown else []
     notes += [f"left out: {problem}" for problem in as_written.left_out]
     notes += [f"{kind.kind}s are left out: {kind.api_version} is not served, or not granted" for kind in missing]
+    notes += device_notes(deployment)
     pods: dict[tuple[Role, Revision], Manifest] = {}
     for known_record in (
         *(stored.record for stored in sorted(given.records, key=lambda stored: stored.number)),

@@ -8,7 +8,7 @@ from baton_control.errors import OperatorError
 from baton_control.names import gateway_name
 from baton_control.spec.api import ScalingMode
 from baton_control.spec.gateway_fields import GatewaySpec
-from baton_operator.kube.kinds import ACCOUNTS, POLICIES, WORKERS
+from baton_operator.kube.kinds import ACCOUNTS, CLAIMS, JOBS, POLICIES, WORKERS
 from baton_operator.kube.kube_api import Forbidden, Invalid
 from baton_operator.kube.object_fields import (
     Manifest,
@@ -20,12 +20,14 @@ from baton_operator.kube.object_fields import (
     uid_of,
 )
 from baton_operator.objects.cluster import Owner
+from baton_operator.objects.fetch_state import fetch_of, is_fetched
 from baton_operator.objects.metadata import belongs
+from baton_operator.objects.model_cache import is_clone
 from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTaken, with_metadata
 from baton_operator.passes.drain_replacement import DrainReplacement, adjust_object
 from baton_operator.passes.drift import APPLIED
 from baton_operator.passes.pool_size import SCALER, WRITTEN, Facade
-from baton_operator.passes.problems import PassProblem, reason_of_refusal
+from baton_operator.passes.problems import PassProblem, reason_of_refusal, shorten
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.snapshot import Snapshot
 
@@ -61,7 +63,12 @@ class SharedObjects:
                 problems.append(refusal_problem(error))
                 if seen.keys is None or not seen.has_keys:
                     return Ensured(tuple(problems), may_run=False)  # else Pods start with the present keys
+        is_here = fetch_of(rendering.objects, seen.fetches).is_done
         for desired in rendering.standing:
+            if desired.resource == JOBS and is_fetched(desired.body, seen.fetches):
+                continue  # also where the installation's part of fetch Pods has changed since
+            if desired.resource == CLAIMS and is_clone(desired.body) and not is_here:
+                continue  # it would be a clone of an empty claim
             refused = await self._one(desired, seen, rendering, replacement)
             problems += [refused] if refused is not None else []
             if refused is not None and desired.resource in _NEEDED:
@@ -82,7 +89,8 @@ class SharedObjects:
             if await self._applier.ensure(adjust_object(desired, replacement), seen.owner) is not Applied.LEAVING:
                 return None
         except (NameTaken, Forbidden, Invalid) as error:
-            return refusal_problem(error)
+            is_fixed = desired.resource == CLAIMS and isinstance(error, Invalid)
+            return _fixed_claim(desired.name, error) if is_fixed else refusal_problem(error)
         return PassProblem(
             "Replacing", f"an older {desired.resource.kind} {desired.name} is being deleted", lasts=False
         )
@@ -112,6 +120,13 @@ def refusal_problem(error: OperatorError) -> PassProblem:
             "QuotaExceeded" if error.is_quota else reason_of_refusal(error.message, "Forbidden"), error.message
         )
     return PassProblem(reason_of_refusal(str(error), "Rejected"), str(error))
+
+
+def _fixed_claim(name: str, error: OperatorError) -> PassProblem:
+    """The problem of a claim whose spec was changed in what Kubernetes never changes."""
+    way = "delete it to have it made anew, or name another one in spec.model.cache.claimName"
+    text = f"the claim {name} exists, and keeps its access mode, class and source: {way}: {shorten(error)}"
+    return PassProblem(reason_of_refusal(str(error), "Rejected"), text)
 
 
 def plan_handover(wanted: DesiredObject, live: Manifest | None, gateway: GatewaySpec, owner: Owner) -> Manifest | None:

@@ -20,8 +20,8 @@ from baton_operator.kube.kinds import (
     PODS,
     POOLS,
     RECORDS,
+    REMOVABLE,
     SERVICES,
-    WITHDRAWN,
     WORKERS,
 )
 from baton_operator.kube.kube_api import Resource
@@ -144,7 +144,7 @@ def take_snapshot(key: Key, caches: Caches) -> Snapshot | None:
         claims=_ours(caches[CLAIMS].of(key), owner),
         fetches=fetches,
         withdrawable=tuple(
-            (kind, manifest) for kind in WITHDRAWN if kind in caches for manifest in _ours(caches[kind].of(key), owner)
+            (kind, manifest) for kind in REMOVABLE if kind in caches for manifest in _ours(caches[kind].of(key), owner)
         ),
         gateway_service=next(iter(_ours((service,), owner)), {}),
         pod_counts=teams,

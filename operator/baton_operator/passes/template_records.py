@@ -201,8 +201,9 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
         return {**shared, "gateway": gateway, "maxRequestDuration": longest, **more}
     pool = {name: value for name, value in dump[role.value].items() if name not in _NOT_IN_TEMPLATES}
     if pool["accelerator"] is not None:  # its price and its alternatives are no reason to restart workers
-        pool["accelerator"] = {"resource": pool["accelerator"]["resource"]}
-    devices = {pool_role.value: pool_spec(deployment, pool_role).accelerator is not None for pool_role in POOL_ROLES}
+        devices = {name: pool["accelerator"][name] for name in ("resource", "claim", "with")}
+        pool["accelerator"] = {name: value for name, value in devices.items() if value}
+    pools = {pool_role.value: pool_spec(deployment, pool_role) for pool_role in POOL_ROLES}
     more = {KEEPS_ANSWERS: keeps_answers(deployment)} if role is Role.PREFILL else {}
     return {
         **shared,
@@ -210,7 +211,7 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
         "model": {name: value for name, value in dump["model"].items() if name not in _NOT_IN_WORKERS},
         "pool": pool,
         "kvTransfer": dump["kvTransfer"],
-        "accelerated": devices,
+        "accelerated": {name: pool_of.accelerator is not None for name, pool_of in pools.items()},
         "maxRequestDuration": longest,
         "restart": restart,
         **({_FLIPS: True} if spec.autoscaling.flips else {}),

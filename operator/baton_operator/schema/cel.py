@@ -1,13 +1,10 @@
 """The CEL rules of the API over several fields. The API server checks them, so that they hold without the operator.
 
 Rules over several fields repeat the validators in `api`. Transition rules (with `oldSelf`) exist only here, because a
-file has no former state. Patterns that have a sentence become rules too, so that the server refuses a value with the
-sentence of the reader of files, and bounds of quantities and of mapping keys, which a pattern cannot express.
+file has no former state. Rules of one value are in `value_rules`.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from baton_control.spec.api import (
     DeploymentSpec,
@@ -18,7 +15,7 @@ from baton_control.spec.api import (
 )
 from baton_control.spec.base_model import Model
 from baton_control.spec.engine_sizes import STEP_TOKENS, EngineSpec
-from baton_control.spec.gateway_fields import GatewayAutoscalingSpec, GatewaySpec, ServiceSpec
+from baton_control.spec.gateway_fields import GatewayAutoscalingSpec, GatewaySpec, RouteSpec, ServiceSpec
 from baton_control.spec.placing import TolerationSpec
 from baton_control.spec.pod_affinity import VALUES, NodeExpressionSpec
 from baton_control.spec.pod_options import (
@@ -30,25 +27,11 @@ from baton_control.spec.pod_options import (
 )
 from baton_control.spec.pools import AcceleratorSpec, PoolSpec, ReplicaSpec
 from baton_control.spec.reserved_env import OPENED_BY_NAME, RESERVED_ENV
-from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, RESERVED_LABELS
+from baton_control.spec.reserved_keys import MESH_OPT_OUTS, RESERVED_ANNOTATIONS, RESERVED_LABELS
 from baton_control.spec.resources import ResourceSpec
 from baton_control.spec.served_model import CacheSpec, FetchSpec, ModelSpec
 from baton_operator.schema.llm_pool import PoolFacadeSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One entry of `x-kubernetes-validations`."""
-
-    rule: str
-    message: str
-    field: str | None = None
-    """Path below the place of the rule that the message is about."""
-
-    def entry(self) -> dict[str, object]:
-        """The entry as the schema holds it."""
-        place = {} if self.field is None else {"fieldPath": self.field}
-        return {"rule": self.rule, "message": self.message, **place}
+from baton_operator.schema.value_rules import Rule
 
 
 def _accelerators(pool: str) -> str:
@@ -56,6 +39,7 @@ def _accelerators(pool: str) -> str:
     return f"(has(self.{pool}.accelerator) ? {replicas} * {ranks} : 0)"
 
 
+OTHER_CLAIM = "has(self.claimName) || has(oldSelf.claimName)"
 ALTERNATIVES = "has(self.alternatives) && self.alternatives.size() > 0"
 
 
@@ -86,8 +70,12 @@ def _within_limit(name: str, short: str | None = None) -> Rule:
 
 def _reserved(field: str, domains: tuple[str, ...]) -> Rule:
     pattern = "|".join(domain.replace(".", "\\\\.") for domain in domains)
+    allowed = [
+        (key, value) for key, value in MESH_OPT_OUTS.items() if any(key.partition("/")[0].endswith(d) for d in domains)
+    ]
+    excepted = "".join(f" && !(k == '{key}' && self.{field}[k] == '{value}')" for key, value in allowed)
     return Rule(
-        f"!has(self.{field}) || !self.{field}.exists(k, k.matches('^([^/]*[.])?({pattern})/'))",
+        f"!has(self.{field}) || !self.{field}.exists(k, k.matches('^([^/]*[.])?({pattern})/'){excepted})",
         f"keys of the domains {', '.join(domains)} are reserved",
         f".{field}",
     )
@@ -109,20 +97,54 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             ".aliases",
         ),
         Rule(
+            "!has(self.credentials) || !has(self.credentialsSecret)",
+            "must be absent while credentialsSecret is given",
+            ".credentials",
+        ),
+        Rule(
             "(self.toolFormat == 'harmony') == (self.reasoningFormat == 'harmony') || self.toolFormat == 'auto' || "
             "self.reasoningFormat == 'auto'",
             "harmony is toolFormat and reasoningFormat at once",
             ".reasoningFormat",
         ),
+        Rule(
+            "self.cache.type != 'ImageVolume' || self.source.startsWith('oci://')",
+            "must be Shared or PerWorker: an ImageVolume needs an oci:// source",
+            ".cache.type",
+        ),
     ),
     CacheSpec: (
         Rule(
-            "has(self.storageClassName) == has(oldSelf.storageClassName) && "
+            "!(has(self.claimName) && has(self.storageClassName))",
+            "must be absent while claimName is given, which has a class",
+            ".storageClassName",
+        ),
+        Rule(
+            "!has(self.claimName) || self.type != 'ImageVolume'",
+            "must be absent while type is ImageVolume, which needs no claim",
+            ".claimName",
+        ),
+        Rule(
+            "self.accessMode != 'ReadOnlyMany' || self.type != 'PerWorker'",
+            "must be ReadWriteOnce or ReadWriteMany while type is PerWorker",
+            ".accessMode",
+        ),
+        Rule(
+            f"{OTHER_CLAIM} || self.accessMode == oldSelf.accessMode",
+            "cannot be changed: the claim exists already",
+            ".accessMode",
+        ),
+        Rule(
+            f"{OTHER_CLAIM} || has(self.storageClassName) == has(oldSelf.storageClassName) && "
             "(!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
             "cannot be changed: the claim exists already",
             ".storageClassName",
         ),
-        Rule("quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0", "cannot shrink", ".size"),
+        Rule(
+            f"{OTHER_CLAIM} || quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
+            "cannot shrink",
+            ".size",
+        ),
     ),
     EngineSpec: (
         Rule(
@@ -143,6 +165,12 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
     ReplicaSpec: (Rule("self.min <= self.max", "must be at most replicas.max", ".min"),),
     PoolSpec: (
         _reserved("serviceAccountAnnotations", RESERVED_ANNOTATIONS),
+        Rule(
+            "!has(self.accelerator) || !has(self.accelerator.claim) || "
+            "has(self.resourceClaims) && self.resourceClaims.exists(c, c.name == self.accelerator.claim)",
+            "must be a name in resourceClaims",
+            ".accelerator.claim",
+        ),
         Rule("self.tensorParallel == 1", "must be 1: more is not supported yet", ".tensorParallel"),
         Rule(
             "!has(self.engine.offloadedLayers) || has(self.accelerator)",
@@ -171,6 +199,18 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         ),
     ),
     AcceleratorSpec: (
+        Rule("has(self.resource) != has(self.claim)", "must be given, or claim, and not both", ".resource"),
+        Rule(f"!({ALTERNATIVES}) || !has(self.claim)", "must be absent while claim is given", ".alternatives"),
+        Rule(
+            "!has(self.with) || !has(self.resource) || !(self.resource in self.with)",
+            "must differ from resource",
+            ".with",
+        ),
+        Rule(
+            "!has(self.with) || !self.with.exists(k, k.matches('^([^/]*[.])?kubernetes[.]io/'))",
+            "kubernetes.io is no domain of extended resources",
+            ".with",
+        ),
         Rule(f"!({ALTERNATIVES}) || has(self.type)", "alternatives are compared by it", ".type"),
         Rule(f"!({ALTERNATIVES}) || has(self.costPerHour)", "alternatives are compared by it", ".costPerHour"),
         Rule(
@@ -180,7 +220,8 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             ".alternatives",
         ),
         Rule(
-            f"!({ALTERNATIVES}) || self.alternatives.all(a, (a.resource != self.resource || {_differ('a', 'self')}) && "
+            f"!({ALTERNATIVES}) || !has(self.resource) || "
+            f"self.alternatives.all(a, (a.resource != self.resource || {_differ('a', 'self')}) && "
             f"self.alternatives.all(b, b.type == a.type || a.resource != b.resource || {_differ('a', 'b')}))",
             "each type needs a resource or a nodeSelector of its own",
             ".alternatives",
@@ -219,14 +260,64 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
     ),
     RolloutSpec: (
         Rule(
-            "self.maxSurge > 0 || self.maxUnavailable > 0", "must be at least 1 while maxUnavailable is 0", ".maxSurge"
+            "!(self.maxSurge in [dyn(0), dyn('0%')]) || !(self.maxUnavailable in [dyn(0), dyn('0%')])",
+            "must be at least 1 while maxUnavailable is 0",
+            ".maxSurge",
         ),
     ),
     ScheduleSpec: (
         Rule("self.start != self.end", "must differ from start", ".end"),
         Rule("has(self.prefill) || has(self.decode)", "a schedule names prefill, decode or both"),
     ),
-    ServiceSpec: (_reserved("annotations", RESERVED_ANNOTATIONS),),
+    ServiceSpec: (
+        _reserved("annotations", RESERVED_ANNOTATIONS),
+        *(
+            Rule(
+                f"!has(self.{field}){empty} || self.type == 'LoadBalancer'",
+                "must be absent unless type is LoadBalancer",
+                f".{field}",
+            )
+            for field, empty in (
+                ("loadBalancerClass", ""),
+                ("loadBalancerSourceRanges", " || self.loadBalancerSourceRanges.size() == 0"),
+            )
+        ),
+        Rule(
+            "!has(self.externalTrafficPolicy) || self.type != 'ClusterIP'",
+            "must be absent while type is ClusterIP",
+            ".externalTrafficPolicy",
+        ),
+        Rule(
+            "!has(self.ipFamilies) || self.ipFamilies.all(f, self.ipFamilies.exists_one(g, g == f))",
+            "families must differ",
+            ".ipFamilies",
+        ),
+        Rule(
+            "!has(self.ipFamilies) || self.ipFamilies.size() < 2 || !has(self.ipFamilyPolicy) || "
+            "self.ipFamilyPolicy != 'SingleStack'",
+            "must be one family while ipFamilyPolicy is SingleStack",
+            ".ipFamilies",
+        ),
+        Rule(
+            "self.type != 'LoadBalancer' || oldSelf.type != 'LoadBalancer' || "
+            "has(self.loadBalancerClass) == has(oldSelf.loadBalancerClass) && "
+            "(!has(self.loadBalancerClass) || self.loadBalancerClass == oldSelf.loadBalancerClass)",
+            "cannot be changed while type stays LoadBalancer",
+            ".loadBalancerClass",
+        ),
+    ),
+    RouteSpec: (
+        Rule(
+            "has(self.parent) != (has(self.parentRefs) && self.parentRefs.size() > 0)",
+            "must be given, or parentRefs, and not both",
+            ".parent",
+        ),
+        Rule(
+            "!has(self.parentNamespace) || has(self.parent)",
+            "must be absent while parentRefs is given",
+            ".parentNamespace",
+        ),
+    ),
     FetchSpec: (_reserved("serviceAccountAnnotations", RESERVED_ANNOTATIONS),),
     PodMetadataSpec: (_reserved("labels", RESERVED_LABELS), _reserved("annotations", RESERVED_ANNOTATIONS)),
     GatewayAutoscalingSpec: (Rule("self.min <= self.max", "must be at most autoscaling.max", ".min"),),
@@ -247,6 +338,12 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         ),
     ),
     DeploymentSpec: (
+        Rule(
+            "!has(self.pullSecrets) || self.pullSecrets.size() == 0 || !has(self.imagePullSecrets) || "
+            "self.imagePullSecrets.size() == 0",
+            "must be absent while imagePullSecrets is given",
+            ".pullSecrets",
+        ),
         Rule(
             "(self.prefill.replicas.min == 0) == (self.decode.replicas.min == 0)",
             "replicas.min must be 0 in both pools or in neither, they sleep together",
@@ -296,42 +393,3 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         Rule("self.role == oldSelf.role", "cannot be changed", ".role"),
     ),
 }
-
-
-def matches(pattern: str, message: str) -> Rule:
-    """A text that matches a pattern, which the message replaces."""
-    return Rule(f"self.matches('{_quoted(pattern)}')", message)
-
-
-def size_rule(pattern: str, least: str, most: str, message: str) -> Rule:
-    """A quantity of Kubernetes within bounds: an integer or text."""
-    value = "quantity(string(self))"
-    bounds = f"{value}.compareTo(quantity('{least}')) >= 0 && {value}.compareTo(quantity('{most}')) <= 0"
-    return Rule(f"string(self).matches('{_quoted(pattern)}') && {bounds}", message)
-
-
-def quantity_rule(unit: str, pattern: str, least: str | None, most: str | None, message: str) -> Rule:
-    """A duration or a rate within bounds, which are written as a manifest writes them."""
-    convert = {
-        "duration": "duration({})",
-        "rate": "(double({0}.substring(0, {0}.size() - 4)) * ({0}.endsWith('GB/s') ? 1000.0 : 1.0))",
-    }[unit]
-    value = convert.format("self")
-    bounds = [
-        f"{value} {operator} {convert.format(repr(bound))}"
-        for bound, operator in ((least, ">="), (most, "<="))
-        if bound is not None
-    ]
-    return Rule(" && ".join((f"self.matches('{_quoted(pattern)}')", *bounds)), message)
-
-
-def _quoted(pattern: str) -> str:
-    return pattern.replace("\\", "\\\\").replace("'", "\\'")
-
-
-def keys_match(pattern: str, longest: int) -> Rule:
-    """The keys of a mapping: a structural schema has no other way to bound them."""
-    return Rule(
-        f"self.all(k, k.size() <= {longest} && k.matches('{_quoted(pattern)}'))",
-        "keys must be Kubernetes keys such as example.com/tier",
-    )

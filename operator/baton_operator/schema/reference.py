@@ -31,6 +31,31 @@ Written from `control/baton_control/spec/` by `make format`; do not edit. A pool
 | field | must be | default | what it means |
 |---|---|---|---|
 """
+COMING_FROM: tuple[tuple[str, str, str], ...] = (
+    ("KServe", "`model.uri`, `storageUri`", "`spec.model.source`; `hf://` needs the commit"),
+    ("KServe", "`model.name`", "`spec.model.servedName`"),
+    ("KServe", "`replicas`, `minReplicas`, `maxReplicas`", "`spec.prefill.replicas`: `{min, max}`, by pool"),
+    ("KServe", "`prefill`, `worker`, `template`", "`spec.prefill`; a Pod's settings are fields, there is no template"),
+    ("KServe", "`router.route`, `router.gateway`", "`spec.gateway`"),
+    ("KServe", "`parallelism.tensor`", "none yet: a worker uses one accelerator"),
+    ("KServe", "`scaleTarget`, `scaleMetric`", "`spec.slo.ttft`, `spec.slo.tpot`: latencies in place of a metric"),
+    ("Dynamo", "`services.Frontend`", "`spec.gateway`"),
+    ("Dynamo", "`services.VllmPrefillWorker.replicas`", "`spec.prefill.replicas.min`"),
+    ("Dynamo", "`services.VllmDecodeWorker.replicas`", "`spec.decode`, with the fields of `spec.prefill`"),
+    ("Dynamo", "`envs`", "`spec.prefill.env`"),
+    ("Dynamo", "`extraPodSpec.mainContainer.image`", "none: the installation chooses the image by digest"),
+    ("Dynamo", "`resources.limits.gpu`", "`spec.prefill.accelerator.resource`; one for each worker"),
+    ("Dynamo", "planner's `ttft`, `itl`", "`spec.slo.ttft.target`, `spec.slo.tpot.target`"),
+    ("vLLM", "`--served-model-name`", "`spec.model.servedName`, `spec.model.aliases`"),
+    ("vLLM", "`--max-model-len`", "`spec.model.maxContextTokens`"),
+    ("vLLM", "`--dtype`", "`spec.model.dtype`"),
+    ("vLLM", "`--gpu-memory-utilization`", "`spec.prefill.engine.kvCacheMemory`, in bytes"),
+    ("vLLM", "`--max-num-seqs`", "`spec.prefill.engine.maxSequences`"),
+    ("vLLM", "`--max-num-batched-tokens`", "`spec.prefill.engine.maxStepTokens`"),
+    ("vLLM", "`--tool-call-parser`, `--reasoning-parser`", "`spec.model.toolFormat`, `spec.model.reasoningFormat`"),
+    ("vLLM", "`--tensor-parallel-size`", "none yet: a worker uses one accelerator"),
+)
+"""Fields and flags of other systems: system, its name, ours."""
 SAME_AS_PREFILL = "spec.decode"
 MAX_CELL = 120
 """Most characters of a cell; a longer description of allowed values goes below the table."""
@@ -56,7 +81,18 @@ def page() -> str:
     listed = list(rows(LLMDeployment, ""))
     table = "".join(f"{replace(row, allowed=BELOW) if _is_wide(row) else row}\n" for row in listed)
     notes = "".join(f"\n{_note(row)}\n" for row in listed if _is_wide(row))
-    return HEADER + table + notes
+    return HEADER + table + notes + coming_from()
+
+
+def coming_from() -> str:
+    """The table of what other systems call the fields."""
+    rows = "".join(f"| {system} | {theirs} | {ours} |\n" for system, theirs, ours in COMING_FROM)
+    return (
+        "\n## Coming from KServe, Dynamo, vLLM\n\n"
+        "`baton validate FILE` checks a manifest without a cluster, and says what the fields of these systems are\n"
+        "called here. [from-vllm.md](from-vllm.md) has vLLM's flags and paths.\n\n"
+        f"| system | there | here |\n|---|---|---|\n{rows}"
+    )
 
 
 def _is_wide(row: Row) -> bool:

@@ -18,20 +18,20 @@ from pydantic_core import PydanticUndefined
 
 from baton_control.spec.allowed import describe, fields_of, model_of, unwrapped, words_of
 from baton_control.spec.base_model import Model
+from baton_control.spec.count_or_percent import CountOrPercentField
 from baton_control.spec.model_source import ALLOWED, source_pattern
 from baton_control.spec.quantities import Quantity
 from baton_control.spec.resource_quantities import LONGEST_SPELLING, Allowed, ResourceQuantity
-from baton_operator.schema.cel import (
-    ABSOLUTE,
-    NO_PARENT,
-    RULES,
+from baton_operator.schema.cel import ABSOLUTE, NO_PARENT, RULES
+from baton_operator.schema.status import ListKey
+from baton_operator.schema.value_rules import (
     Rule,
+    count_or_percent_rule,
     keys_match,
     matches,
     quantity_rule,
     size_rule,
 )
-from baton_operator.schema.status import ListKey
 
 Schema = dict[str, object]
 MAX_INT32 = (1 << 31) - 1
@@ -61,6 +61,9 @@ def schema_of(annotation: object, metadata: Iterable[object] = (), *, in_list: b
     quantity = _first(items, Quantity)
     if quantity is not None:
         return _quantity(quantity, items)
+    share = _first(items, CountOrPercentField)
+    if share is not None:
+        return _with_rules(_integer_or_text(), (count_or_percent_rule(share.most, f"must be {share.text}"),))
     resource = _first(items, ResourceQuantity)
     if resource is not None:
         rule = size_rule(resource.pattern, resource.least, resource.most, f"must be {resource.text}")
@@ -147,12 +150,13 @@ def _list(item: object, items: tuple[object, ...]) -> Schema:
 
 def _mapping(key: object, value: object, items: tuple[object, ...]) -> Schema:
     most = _first(items, MaxLen)
-    constraints = _first(unwrapped(key, ())[1], StringConstraints)
-    if most is None or constraints is None or constraints.max_length is None or constraints.pattern is None:
+    of_key = unwrapped(key, ())[1]
+    constraints, allowed = _first(of_key, StringConstraints), _first(of_key, Allowed)
+    if most is None or allowed is None or constraints is None or not (constraints.max_length and constraints.pattern):
         raise UnboundedError(f"a mapping of {value!r} has no most entries or no bounds on its keys")
     schema: Schema = {"type": "object", "maxProperties": most.max_length, **_least("minProperties", items)}
     schema["additionalProperties"] = schema_of(value)
-    return _with_rules(schema, (keys_match(str(constraints.pattern), constraints.max_length),))
+    return _with_rules(schema, (keys_match(str(constraints.pattern), constraints.max_length, allowed.text),))
 
 
 def _least(name: str, items: tuple[object, ...]) -> Schema:

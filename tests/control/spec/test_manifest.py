@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from baton_control.errors import FieldProblem, ManifestError
 from baton_control.spec.api import ScalingMode, TransportMode
 from baton_control.spec.manifest import MAX_FILE_BYTES, parse_live, parse_manifest, parse_object, read_manifest
-from baton_control.spec.resource_quantities import BYTES
 from baton_testing.kube.manifests import as_yaml, manifest, set_at
 
 HEAD = as_yaml(manifest())
@@ -69,44 +68,6 @@ def test_sizes_become_bytes(text: object, size: int) -> None:
     assert engine.kv_cache_memory == size
 
 
-SPELLINGS: list[tuple[dict[str, object], dict[str, object]]] = [
-    ({"cpu": 4}, {"cpu": "4"}),
-    ({"cpu": "4000m"}, {"cpu": "4"}),
-    ({"cpu": "0.5"}, {"cpu": "500m"}),
-    ({"cpu": ".25"}, {"cpu": "250m"}),
-    ({"cpu": "1.0001"}, {"cpu": "1001m"}),
-    ({"memory": "1024Mi"}, {"memory": "1Gi"}),
-    ({"memory": 1 << 30}, {"memory": "1Gi"}),
-    ({"memory": "8000M"}, {"memory": "8G"}),
-    ({"memory": "1e9"}, {"memory": "1G"}),
-    ({"memory": "1.1Gi"}, {"memory": "1181116007"}),
-    ({"requests": {"cpu": 4, "memory": "8Gi"}, "limits": {"memory": "8Gi"}}, {"cpu": "4", "memory": "8Gi"}),
-    ({"limits": {"memory": "8Gi"}}, {"memory": "8Gi"}),
-    ({"limits": {"cpu": 2}}, {"cpu": 2, "limits": {"cpu": "2000m"}}),
-    (
-        {"limits": {"ephemeral-storage": "1Gi"}},
-        {"requests": {"ephemeral-storage": "1024Mi"}, "limits": {"ephemeral-storage": "1Gi"}},
-    ),
-    ({"requests": {}, "limits": {}}, {}),
-]
-
-
-@pytest.mark.parametrize(("one", "other"), SPELLINGS)
-def test_equal_resources_in_two_spellings_have_one_normal_form(
-    one: dict[str, object], other: dict[str, object]
-) -> None:
-    first, second = (parse_object(manifest(decode__resources=given)).spec.decode.resources for given in (one, other))
-    assert first == second
-    dump = first.model_dump(mode="json", by_alias=True)
-    assert parse_object(manifest(decode__resources=dump)).spec.decode.resources == first
-
-
-@given(st.integers(min_value=1, max_value=1 << 62))
-def test_the_normal_form_of_bytes_loses_none(count: int) -> None:
-    assert BYTES.count(BYTES.normal(count)) == count
-    assert len(BYTES.normal(count)) <= len(str(count)) + 1
-
-
 NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     (("spec", "foo"), 1, "spec.foo: unknown field; known here: model, slo, prefill"),
     (("spec", "prefill", "securityContext"), {}, "spec.prefill.securityContext: unknown field; known here: replicas"),
@@ -154,6 +115,19 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     (("spec", "prefill", "replicas"), [1, 2], "a list of 2 is not allowed: must be a mapping with min, max"),
     (("spec", "prefill", "tensorParallel"), 2, "2 is not allowed: must be 1 without an accelerator"),
     (("spec", "prefill", "accelerator"), {"resource": "gpu"}, "must be an extended resource such as nvidia.com/gpu"),
+    (("spec", "prefill", "accelerator"), {}, "accelerator.resource: must be given, or claim, and not both"),
+    (("spec", "prefill", "accelerator"), {"claim": "gpu"}, "accelerator.claim: gpu is not allowed: must be a name in"),
+    (
+        ("spec", "prefill", "accelerator"),
+        {"resource": "nvidia.com/gpu", "with": {"rdma": 1}},
+        "must be named by an extended resource such as nvidia.com/gpu",
+    ),
+    (
+        ("spec", "prefill", "accelerator"),
+        {"resource": "nvidia.com/gpu", "with": {"rdma/ib": 65}},
+        "accelerator.with.rdma/ib: 65 is not allowed: must be an integer from 1 to 64",
+    ),
+    (("spec", "prefill", "accelerator"), {"resource": "a.b/c", "with": {"a.b/c": 1}}, "must differ from resource"),
     (("spec", "prefill", "placement"), {"nodeSelector": {"-a": "b"}}, "must be named by a Kubernetes key"),
     (("spec", "prefill", "placement"), {"tolerations": [{}]}, "spec.prefill.placement.tolerations[0].key: is missing"),
     (("spec", "decode", "replicas", "min"), 0, "must be 0 in both pools or in neither"),
@@ -217,6 +191,18 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     ),
     (("spec", "kvTransfer"), {"transport": "RDMA"}, "spec.kvTransfer.transport: 'RDMA' is not allowed"),
     (("spec", "rollout"), {"maxSurge": 0}, "must be at least 1 while maxUnavailable is 0"),
+    (("spec", "rollout"), {"maxSurge": "0%", "maxUnavailable": "0%"}, "0% is not allowed: must be at least 1 while"),
+    (("spec", "rollout"), {"maxSurge": "101%"}, "'101%' is not allowed: must be an integer from 0 to 64, or a perc"),
+    (("spec", "rollout"), {"maxSurge": 65}, "65 is not allowed: must be an integer from 0 to 64, or a percentage"),
+    (("spec", "rollout"), {"maxSurge": True}, "true is not allowed: must be an integer from 0 to 64"),
+    (
+        ("spec", "gateway"),
+        {"service": {"loadBalancerSourceRanges": ["10.0.0.0"]}},
+        "loadBalancerSourceRanges[0]: '10.0.0.0' is not allowed: must be a network such as 192.0.2.0/24",
+    ),
+    (("spec", "gateway", "route"), {"parentRefs": [{"sectionName": "https"}]}, "parentRefs[0].name: is missing"),
+    (("spec", "imagePullSecrets"), [{"name": "a"}], "a mapping with name goes into pullSecrets"),
+    (("spec", "pullSecrets"), ["a"], "'a' is not allowed: must be a mapping with name"),
     (("spec", "gateway", "tls"), {"secretName": "other/name"}, "must be an object name in the same namespace"),
     (
         ("spec", "gateway", "service"),

@@ -17,7 +17,8 @@ from baton_engine.model.errors import WeightsError
 from baton_engine.model.finite_weights import FiniteWeights
 from baton_engine.model.loading import load_model
 from baton_engine.model.staged_weights import staged
-from baton_engine.model.weights import TensorHeader, open_safetensors
+from baton_engine.model.tensor_headers import TensorHeader
+from baton_engine.model.weights import open_safetensors
 
 needs_gpu = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 DEVICES = ("cpu", pytest.param("cuda", marks=needs_gpu))

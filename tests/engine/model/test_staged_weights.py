@@ -13,7 +13,8 @@ from torch import Tensor
 
 from baton_engine.model.checkpoint_files import find_checkpoint
 from baton_engine.model.staged_weights import staged
-from baton_engine.model.weights import TensorHeader, open_safetensors
+from baton_engine.model.tensor_headers import TensorHeader
+from baton_engine.model.weights import open_safetensors
 
 DEVICES = ("cpu", *(("cuda",) if torch.cuda.is_available() else ()))
 PIECE = 1024

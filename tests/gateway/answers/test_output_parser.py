@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from baton_gateway.answers.output_parts import (
     whole_answer,
 )
 from baton_gateway.answers.text_feed import MAX_BLANKS
+from baton_gateway.answers.tool_use import CallBound
 from baton_testing.gateway.answer_transcripts import (
     BY_HAND,
     FAMILIES,
@@ -71,7 +73,7 @@ def test_whatever_a_model_writes_is_told_or_a_mark(family: str) -> None:
             assert read_cut(form, text, cuts) == read_whole(form, text), text
 
 
-def read_answer(text: str, family: str = "hermes", **options: bool) -> WholeAnswer:
+def read_answer(text: str, family: str = "hermes", **options: Any) -> WholeAnswer:
     reader = OutputParser(form_of(family, True), TOOLS, call_id=lambda: "id", **options)
     return whole_answer([*reader.push(text), *reader.end()])
 
@@ -147,8 +149,8 @@ def test_the_beginning_of_a_mark_is_content_where_text_may_come(text: str) -> No
 def test_where_calls_come_alone_the_beginning_of_a_mark_is_a_mark() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     for text in ("<tool", '<tool_call>{"name": "ge', "<thi"):
-        assert read_answer(text, calls_only=True) == called()
-    assert read_answer(f"{call}\n<tool_c", calls_only=True) == called(("f", "{}"))
+        assert read_answer(text, bound=CallBound.ONLY) == called()
+    assert read_answer(f"{call}\n<tool_c", bound=CallBound.ONLY) == called(("f", "{}"))
 
 
 def test_without_tools_nothing_is_a_call() -> None:

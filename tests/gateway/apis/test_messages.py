@@ -255,7 +255,7 @@ async def test_sampling_is_as_asked(client: HttpClient) -> None:
         ),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name", "invalid_value"),
         ({"tools": [{"name": "a", "input_schema": {"type": "array"}}]}, "tools[0].input_schema.type", "invalid_value"),
-        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type", "unsupported_parameter"),
+        ({"tools": [{"type": "shelf_20250305", "name": "w"}]}, "tools[0].type", "unsupported_parameter"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "invalid_value"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type", "invalid_value"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort", "invalid_value"),

@@ -346,7 +346,6 @@ async def test_a_chunked_body_beyond_the_limit_is_refused(shared: RunningGateway
 @pytest.mark.parametrize(
     ("method", "target", "status", "code"),
     [
-        ("GET", "/", 404, "unknown_url"),
         ("GET", "/v1", 404, "unknown_url"),
         ("GET", "/v1/models/", 404, "model_not_found"),
         ("GET", "/v1/models/other", 404, "model_not_found"),

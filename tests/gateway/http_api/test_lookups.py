@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
 from typing import Any
 
@@ -82,3 +83,33 @@ async def test_what_a_generating_model_cannot_do_is_refused_with_what_can(
 async def test_another_method_is_told_those_of_the_path(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
     async with http.delete(gateway.url("/ping")) as got:
         assert (got.status, got.headers["Allow"]) == (405, "GET, POST")
+
+
+async def test_the_root_says_what_this_is_to_a_terminal_and_to_a_browser(gateway: RunningGateway) -> None:
+    async with aiohttp.ClientSession() as http:
+        async with http.get(gateway.url("/")) as plain:
+            assert plain.status == 200
+            assert plain.content_type == "text/plain"
+            text = await plain.text()
+            assert "baton chat" in text
+            assert "curl " in text
+        async with http.get(gateway.url("/"), headers={"Accept": "text/html,*/*", "Host": "x.example"}) as page:
+            assert page.content_type == "text/html"
+            assert page.headers["Content-Security-Policy"] == "default-src 'none'"
+            html = await page.text()
+            assert "<script" not in html
+            assert "x.example" not in html, "nothing that a client sends is repeated"
+    served = gateway.server.api.methods()
+    for path in re.findall(r"(?:GET|POST) (/\S+?)[, ]", text):
+        assert path in served, path
+
+
+async def test_tokenizer_info_has_what_evaluation_clients_ask_for(gateway: RunningGateway) -> None:
+    async with aiohttp.ClientSession() as http:
+        async with http.get(gateway.url("/tokenizer_info")) as answer:
+            info = await answer.json()
+            assert answer.status == 200
+        assert {"eos_token", "bos_token", "pad_token", "chat_template", "model_max_length"} <= info.keys()
+        assert info["eos_token"]
+        async with http.get(gateway.url("/tokenizer_info?model=nope")) as answer:
+            assert (await answer.json())["error"]["code"] == "model_not_found"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -48,7 +49,16 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"guided_choice": ["a", ""]}, "guided_choice[1]", "invalid_schema", "empty"),
     ({"guided_choice": ["a", 1]}, "guided_choice", "invalid_type", "strings"),
     ({"guided_grammar": "start: missing"}, "guided_grammar", "invalid_schema", "missing"),
-    ({"guided_grammar": 'start: %json {"uniqueItems": true}'}, "guided_grammar", "invalid_schema", "not available"),
+    ({"guided_grammar": 'start: %json {"not": {"type": "null"}}'}, "guided_grammar", "invalid_schema", "'/not'"),
+    ({"guided_grammar": "start: %json {"}, "guided_grammar", "invalid_schema", "needs a schema as JSON"),
+    ({"guided_grammar": 'start: %regex {"substring_chars": "x"}'}, "guided_grammar", "invalid_schema", "not available"),
+    ({"guided_grammar": '%llguidance {"no_forcing": true}\nstart: "a"'}, "guided_grammar", "invalid_schema",
+     "not available"),
+    ({"guided_grammar": 'start: x\nx[temperature=2]: "a"'}, "guided_grammar", "invalid_schema", "not Lark"),
+    ({"guided_grammar": 'root ::= "a" | "b"'}, "guided_grammar", "invalid_schema", "EBNF ('root ::= …')"),
+    ({"guided_grammar": '# x\n<root> ::= [a-z]+'}, "guided_grammar", "invalid_schema", "only Lark"),
+    ({"guided_grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "b"'}}, "guided_grammar",
+     "invalid_value", "exclude each other"),
     ({"guided_json": "{"}, "guided_json", "invalid_value", "not JSON"),
     ({"guided_json": {"not": {}}}, "guided_json", "invalid_schema", "'/not'"),
     (form({"description": "x" * 66_000}), IN_FORMAT, "invalid_schema", str(MAX_DEFINITION_BYTES)),
@@ -58,7 +68,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     (form({"properties": {"a": {"enum": []}}}), IN_FORMAT, "invalid_schema", "'/properties/a/enum'"),
     (form(SCHEMA | {"required": ["a", "b"], "additionalProperties": False}), IN_FORMAT, "invalid_schema",
      "'/required/1'"),
-    (form({"properties": {'a"\n': {"uniqueItems": True}}}), IN_FORMAT, "invalid_schema", "uniqueItems"),
+    (form({"properties": {'a"\n': {"uniqueItems": True}}}, strict=True), IN_FORMAT, "invalid_schema", "uniqueItems"),
     (form({"type": "string", "format": "colour"}, strict=True), IN_FORMAT, "invalid_schema", "'/format'"),
 ]  # fmt: skip
 
@@ -71,7 +81,22 @@ async def test_bad_shapes_are_refused_by_field_and_pointer_and_no_worker_hears_o
     assert not any(worker.received for worker in client.pool.workers)
 
 
+GUIDANCE = '%llguidance {}\n\nstart: "Hi " x\nx[capture, max_tokens=5, stop="\\n"]: X\nX: /(?s:.*)/\n'
+EXACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 GOOD: list[tuple[dict[str, Any], str | None]] = [
+    (
+        {
+            "guided_grammar": GUIDANCE,
+            "structured_outputs": {"grammar": GUIDANCE},
+            "guided_decoding_backend": "guidance",
+        },
+        "lark_grammar",
+    ),
+    ({"guided_grammar": f"start: j\nj[capture]: %json {json.dumps(SCHEMA | {'x-guidance': EXACT})}"}, "lark_grammar"),
+    ({"guided_json": SCHEMA, "structured_outputs": {"json": SCHEMA}}, "json_schema"),
+    ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "a"),
+    (form(SCHEMA) | {"guided_json": SCHEMA}, "json_schema"),
+    ({"guided_grammar": 'start: a\na[suffix="x", lazy]: /[ab]+/'}, "lark_grammar"),
     (form(SCHEMA), "json_schema"),
     (form(SCHEMA, strict=True, description="d"), "json_schema"),
     ({"response_format": {"type": "json_object"}}, "json_schema"),
@@ -98,6 +123,16 @@ async def test_workers_get_a_grammar_and_nothing_of_the_field(client: HttpClient
             assert word in grammar.definition
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_keyword_that_no_grammar_enforces_is_named_in_the_answer(client: HttpClient, streams: bool) -> None:
+    schema = {"type": "object", "properties": {"tägs": {"type": "array", "uniqueItems": True}}}
+    place = "response_format.json_schema.schema/properties/t%C3%A4gs/uniqueItems"
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": streams} | form(schema)
+    for extra, named in (({}, place), ({"tools": []}, place)):
+        async with client.http.post(client.gateway.url(CHAT), json=body | extra) as got:
+            assert (got.status, got.headers["X-Baton-Ignored"]) == (200, named)
+
+
 async def test_a_schema_is_compiled_while_the_prompt_is_rendered(
     client: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,11 +146,11 @@ async def test_a_schema_is_compiled_while_the_prompt_is_rendered(
             await compiling.wait()
         return await render(self, *asked)
 
-    async def late_compile(self: FormatCompiler, shape: OutputFormat, who: str) -> Grammar:
+    async def late_compile(self: FormatCompiler, shape: OutputFormat, who: str, ignored: list[str]) -> Grammar:
         compiling.set()
         async with asyncio.timeout(30):
             await rendering.wait()
-        return await compile_(self, shape, who)
+        return await compile_(self, shape, who, ignored)
 
     monkeypatch.setattr(TemplateRenderer, "render", late_render)
     monkeypatch.setattr(FormatCompiler, "compile", late_compile)

@@ -92,7 +92,7 @@ HISTORY: list[tuple[dict[str, Any], str, str]] = [
     (assistant(tool_calls=[CALL | {"function": 1}]), "tool_calls[0].function", "invalid_type"),
     (assistant(tool_calls=[CALL | {"colour": 1}]), "tool_calls[0].colour", "unknown_parameter"),
     (
-        assistant(tool_calls=[CALL | {"function": {"name": "f", "arguments": {}}}]),
+        assistant(tool_calls=[CALL | {"function": {"name": "f", "arguments": []}}]),
         "tool_calls[0].function.arguments",
         "invalid_type",
     ),

@@ -144,3 +144,19 @@ async def test_the_official_client_reads_what_was_ignored(lenient: HttpClient) -
         )
     assert got.headers[IGNORED_HEADER] == "priority"
     assert got.parse().choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "meant"),
+    [
+        (CHAT, "max_token", "max_tokens"),
+        (COMPLETIONS, "temprature", "temperature"),
+        (CHAT, "tool_choices", "tool_choice"),
+    ],
+)
+async def test_a_mistyped_field_is_answered_with_what_was_meant(
+    client: HttpClient, path: str, field: str, meant: str
+) -> None:
+    status, _, answer = await asked(client, path, **{field: 1})
+    assert status == 400
+    assert answer["error"]["message"] == f"Unknown field '{field}'. Did you mean '{meant}'?"

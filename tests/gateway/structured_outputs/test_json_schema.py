@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from baton_gateway.errors import RefusedError
 from baton_gateway.structured_outputs.grammar_builder import build_grammar
-from baton_gateway.structured_outputs.json_schema import check_schema
+from baton_gateway.structured_outputs.json_schema import Enforcement, check_schema
 from baton_gateway.structured_outputs.lark import MAX_BLANKS
 from baton_gateway.structured_outputs.output_format import (
     FormatKind,
@@ -72,13 +72,13 @@ REFUSED = {
     "too deep": (nested(65), ""),
     "states": ({"type": "string", "pattern": "(a{1000}){1000}"}, "/pattern"),
     "states of one repeat": ({"type": "string", "pattern": "[a-z]{1,1000000}"}, "/pattern"),
-    "look-ahead": ({"type": "string", "pattern": "(?=a)"}, "/pattern"),
+    "crossed look-ahead": ({"type": "string", "pattern": "^(?=a)(b"}, "/pattern"),
     "half a character": ({"properties": {"a": {"pattern": "^\\uD83D\\uDE00$"}}}, "/properties/a/pattern"),
     "patterns at once": ({"allOf": [{"pattern": str(n)} for n in range(20)]}, ""),
     "patterns of names": ({"patternProperties": {f"^x{n}_": {} for n in range(400)}}, "/patternProperties"),
     "a multiple of a large prime": ({"multipleOf": 9_999_991}, "/multipleOf"),
     "multiples that multiply": ({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}, "/allOf/1/multipleOf"),
-    "a bound that crashes the compiler": ({"type": "integer", "minimum": -1e19, "maximum": -1e19}, "/minimum"),
+    "a bound that crashes the compiler": ({"type": "integer", "minimum": -1e19, "maximum": -1e19}, "/maximum"),
     "crossed bounds": ({"type": "object", "properties": {"a": {"minimum": 2, "maximum": 1, "type": "integer"}},
                         "required": ["a"]}, "/properties/a"),
     "crossed lengths": ({"type": "string", "minLength": 2, "maxLength": 1}, "/minLength"),
@@ -133,7 +133,7 @@ def test_a_grammar_without_an_end_is_told_in_words() -> None:
 KEYWORDS = "not if then else contains dependentRequired dependentSchemas dependencies $dynamicRef"
 
 
-@pytest.mark.parametrize("keyword", [*KEYWORDS.split(), "unevaluatedProperties", "unevaluatedItems", "uniqueItems"])
+@pytest.mark.parametrize("keyword", [*KEYWORDS.split(), "unevaluatedProperties", "unevaluatedItems"])
 def test_a_keyword_that_no_grammar_follows_is_refused_where_it_stands(keyword: str) -> None:
     message = refusal(json_format({"properties": {"a": {"items": {keyword: {"const": "x"}}}}}, "f"))
     assert message.startswith(f"'f' at '/properties/a/items/{keyword}': this keyword is not supported")
@@ -188,7 +188,7 @@ def test_names_of_a_pattern_are_those_of_the_object() -> None:
 def test_names_that_all_have_one_large_schema_have_it_once() -> None:
     others = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(200)}}
     names = [f"n{number}" for number in range(1_000)]
-    checked = check_schema({"propertyNames": {"enum": names}, "additionalProperties": others}, "f", is_strict=False)
+    checked = check_schema({"propertyNames": {"enum": names}, "additionalProperties": others}, "f", Enforcement.USUAL)
     assert len(json.dumps(checked.schema)) < 100_000
 
 
@@ -319,7 +319,8 @@ def test_expressions_and_grammars() -> None:
     assert follows(text_format(FormatKind.REGEX, "^[a-c]{2}$", "f"), "ab")
     assert not follows(text_format(FormatKind.REGEX, "[a-c]{2}", "f"), "abc")
     assert follows(text_format(FormatKind.LARK, 'start: "x" NUMBER\nNUMBER: /[0-9]+/', "f"), "x12")
-    for lark in ('start: %json {"type": "string"}', "start: <|im_end|>", "start: @other", "%llguidance {}\nstart: A"):
+    assert follows(text_format(FormatKind.LARK, 'start: %json {"type": "string", "maxLength": 2}', "f"), '"ab"')
+    for lark in ('start: %lark {"x": 1}', "start: <|im_end|>", "start: @other", '%llguidance {"x": 1}\nstart: A'):
         assert "not available" in refusal(text_format(FormatKind.LARK, lark, "f"))
     for lark in ("start: x", 'start: start "a"', "nothing", 'start: A\nA: B{1000}\nB: C{1000}\nC: "a"{1000}'):
         assert refusal(text_format(FormatKind.LARK, lark, "f"))

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from baton_engine.grammars.grammar_compiler import _parser_limits
 from baton_gateway.structured_outputs.grammar_builder import ANSWER_OPTIONS, compile_format
-from baton_gateway.structured_outputs.json_schema import check_schema
+from baton_gateway.structured_outputs.json_schema import Enforcement, check_schema
 from baton_gateway.structured_outputs.output_format import json_format
 from baton_gateway.structured_outputs.plain_schema import MAX_INTEGER, MAX_ITEMS, MAX_LENGTH, is_plain
 
@@ -69,7 +69,7 @@ PLAIN = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(PLAIN)
 def test_the_compiler_takes_every_plain_schema(schema: dict[str, Any]) -> None:
-    checked = check_schema(schema, "f", is_strict=False).schema
+    checked = check_schema(schema, "f", Enforcement.USUAL).schema
     assert is_plain(checked)
     provisional, final = compile_format(json_format(schema, "f"))
     assert provisional.is_provisional
@@ -83,9 +83,9 @@ def test_the_compiler_takes_every_plain_schema(schema: dict[str, Any]) -> None:
 
 def test_references_are_plain_and_recursive_ones_too() -> None:
     node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}}}
-    assert is_plain(check_schema({"$ref": "#/$defs/n", "$defs": {"n": node}}, "f", is_strict=False).schema)
+    assert is_plain(check_schema({"$ref": "#/$defs/n", "$defs": {"n": node}}, "f", Enforcement.USUAL).schema)
     node["properties"]["next"]["anyOf"].append({"pattern": "a"})  # type: ignore[index]
-    assert not is_plain(check_schema({"$ref": "#/$defs/n", "$defs": {"n": node}}, "f", is_strict=False).schema)
+    assert not is_plain(check_schema({"$ref": "#/$defs/n", "$defs": {"n": node}}, "f", Enforcement.USUAL).schema)
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ def test_references_are_plain_and_recursive_ones_too() -> None:
     ],
 )
 def test_what_is_combined_matched_or_large_waits_for_the_compiler(schema: dict[str, Any]) -> None:
-    assert not is_plain(check_schema(schema, "f", is_strict=False).schema)
+    assert not is_plain(check_schema(schema, "f", Enforcement.USUAL).schema)

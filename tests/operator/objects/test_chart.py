@@ -17,6 +17,7 @@ from baton_operator import metrics
 from baton_operator.kube.claims import claim_name
 from baton_operator.kube.kinds import OPTIONAL, WATCHED
 from baton_operator.metrics import CONDITIONS
+from baton_operator.objects.pod_ids import PodIds
 from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.schema.crd import definitions
 from baton_operator.schema.status import Condition, DeploymentStatus
@@ -27,7 +28,23 @@ from baton_testing.kube.pod_security import violations
 from baton_wire.messages.values import POOL_ROLES, Role
 
 Json = dict[str, Any]
+NODE_TERM = (
+    "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0]"
+)
 FULL = PINNED | {
+    "networkPolicy.dnsPorts": "{53,5353}",
+    "networkPolicy.additionalEgress[0].ports[0].port": "15012",
+    "networkPolicy.additionalIngress[0].ports[0].port": "15008",
+    "monitoring.labels.release": "stack",
+    "monitoring.interval": "1m",
+    "metricsCompat": "vllm",
+    "llmdLabels": "true",
+    "podLabels.team": "a",
+    "podAnnotations.note": "b",
+    "extraEnv[0].name": "HTTPS_PROXY",
+    "extraEnv[0].value": "http://proxy:3128",
+    f"{NODE_TERM}.key": "a",
+    f"{NODE_TERM}.operator": "Exists",
     "watch.namespaces": "{team-a,team-b}",
     "monitoring.namespace": "monitoring",
     "monitoring.podMonitor": "true",
@@ -158,6 +175,15 @@ def test_without_the_right_to_read_nodes_named_namespaces_need_no_cluster_wide_r
         PINNED | {"podPolicy.priorityClasses": "{system-node-critical}"},
         PINNED | {"podPolicy.annotations": "{a b}"},
         PINNED | {"resources.limits.memory": "lots"},
+        PINNED | {"fetch.env.A-B": "x"},
+        PINNED | {"fetch.caBundle.configMapName": "Not_A_Name"},
+        PINNED | {"fetch.volumes": "x"},
+        PINNED | {"networkPolicy.workloads": "Never"},
+        PINNED | {"networkPolicy.dnsPorts": "{}"},
+        PINNED | {"securityContext.runAsUser": "0"},
+        PINNED | {"securityContext.privileged": "true"},
+        PINNED | {"monitoring.interval": "often"},
+        PINNED | {"extraEnv[0].value": "nameless"},
     ],
     ids=str,
 )
@@ -191,10 +217,64 @@ def test_a_class_reaches_the_flags_and_the_rights_on_its_leases() -> None:
     assert settings.operator_class == "gold"
 
 
+def test_values_for_networks_ids_and_monitors_reach_the_flags_and_the_operators_own_objects() -> None:
+    manifests = rendered(FULL | {f"securityContext.{name}": "null" for name in ("runAsUser", "runAsGroup", "fsGroup")})
+    settings = parse(operator_arguments(manifests))
+    assert settings.platform.network.dns_ports == (53, 5353)
+    assert settings.platform.network.egress == ({"ports": [{"port": 15012}]},)
+    assert settings.platform.monitoring_labels == (("release", "stack"),)
+    assert settings.platform.pod_ids == PodIds(run_as_user=None, run_as_group=None, fs_group=None)
+    assert (settings.platform.metrics_compat, settings.platform.llmd_labels) == ("vllm", True)
+    found = {manifest["kind"]: manifest for manifest in manifests}
+    pod = found["Deployment"]["spec"]["template"]
+    assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert violations(pod["spec"]) == []
+    assert pod["spec"]["containers"][0]["env"][0] == {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    assert (pod["metadata"]["labels"]["team"], pod["metadata"]["annotations"]["note"]) == ("a", "b")
+    assert "affinity" in pod["spec"]
+    for kind in ("PodMonitor", "PrometheusRule"):
+        assert found[kind]["metadata"]["labels"]["release"] == "stack"
+    assert found["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["interval"] == "1m"
+    dns = found["NetworkPolicy"]["spec"]["egress"][0]["ports"]
+    assert {port["port"] for port in dns} == {53, 5353}
+    assert found["Service"]["spec"]["ipFamilyPolicy"] == "PreferDualStack"
+
+
+def test_labels_of_the_operators_pods_never_replace_those_that_select_them() -> None:
+    manifests = rendered(PINNED | {"podLabels.app\\.kubernetes\\.io/name": "x"})
+    (deployment,) = (manifest for manifest in manifests if manifest["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] == "baton-operator"
+
+
+def test_the_usual_name_of_pod_monitors_is_enough() -> None:
+    manifests = rendered(PINNED | {"serviceMonitor.enabled": "true"})
+    assert [manifest for manifest in manifests if manifest["kind"] == "PodMonitor"]
+    assert parse(operator_arguments(manifests)).platform.monitors
+
+
 def test_how_many_calls_the_operator_makes_is_a_value() -> None:
     for values, expected in ((FULL, 200.0), (FULL | {"callsPerSecond": "1000"}, 1000.0)):
         (deployment,) = (manifest for manifest in rendered(values) if manifest["kind"] == "Deployment")
         assert parse(deployment["spec"]["template"]["spec"]["containers"][0]["args"]).calls_per_s == expected
+
+
+def test_the_settings_of_fetch_pods_reach_the_operator_and_their_absence_is_no_flag() -> None:
+    def flags(values: dict[str, str]) -> list[str]:
+        return operator_arguments(rendered(values))
+
+    given = {
+        "fetch.env.HTTPS_PROXY": "http://10.9.8.7:3128",
+        "fetch.caBundle.configMapName": "corporate-ca",
+        "fetch.podLabels.sidecar\\.istio\\.io/inject": "no",
+        "fetch.podAnnotations.a": "$b",
+    }
+    fetch = parse([flag.replace("$$", "$") for flag in flags(FULL | given)]).platform.fetch
+    assert fetch.env == (("HTTPS_PROXY", "http://10.9.8.7:3128"),)
+    assert fetch.ca_config_map == "corporate-ca"
+    assert fetch.pod_labels == (("sidecar.istio.io/inject", "no"),)
+    assert fetch.pod_annotations == (("a", "$b"),)
+    for absent in ({}, {"fetch.env": "null", "fetch.caBundle": "null", "fetch.podLabels": "null"}):
+        assert not any(flag.startswith("--fetch-pod") for flag in flags(FULL | absent)), "as in charts before"
 
 
 def test_alerts_are_about_metrics_that_the_operator_has() -> None:

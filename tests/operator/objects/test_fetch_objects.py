@@ -16,8 +16,9 @@ from baton_model_fetch import __main__ as program
 from baton_model_fetch import progress
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import standing_objects
-from baton_operator.objects.fetch import REFUSED, fetch_job, fetch_objects, fetch_state, find_former_jobs
+from baton_operator.objects.fetch import REFUSED, fetch_job, fetch_objects
 from baton_operator.objects.fetch_progress import progress_words, without_progress
+from baton_operator.objects.fetch_state import fetch_state, find_former_jobs
 from baton_operator.objects.pods import TEMPLATE_VERSION, gateway_template, worker_template
 from baton_testing.kube.manifests import KUBERNETES, deployment
 from baton_testing.kube.pod_security import violations

@@ -244,7 +244,7 @@ def test_a_worker_reads_its_own_command_line_and_listens_where_the_services_poin
     assert {port["targetPort"] for port in service["spec"]["ports"]} == {port["name"] for port in container["ports"]}
     if role is Role.DECODE:
         assert config.pair_listen is not None
-        assert (config.pair_listen.host, config.pair_listen.port, config.threads) == ("0.0.0.0", 8001, 2)
+        assert (config.pair_listen.host, config.pair_listen.port, config.threads) == ("::", 8001, 2)
 
 
 def test_the_gateway_finds_the_pools_by_names_that_end_in_a_dot() -> None:

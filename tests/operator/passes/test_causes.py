@@ -6,10 +6,13 @@ from __future__ import annotations
 import pytest
 
 from baton_testing.kube.causes import CAUSES
+from baton_testing.kube.fetch_causes import FETCH_CAUSES
 from baton_testing.kube.planted_causes import WITHIN_S, Planted, play
 
+ALL = (*CAUSES, *FETCH_CAUSES)
 
-@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.name.replace(" ", "-"))
+
+@pytest.mark.parametrize("cause", ALL, ids=lambda cause: cause.name.replace(" ", "-"))
 def test_the_top_line_names_the_cause(cause: Planted) -> None:
     complaint = play(cause)
     assert complaint.reason == cause.reason, complaint
@@ -21,5 +24,5 @@ def test_the_top_line_names_the_cause(cause: Planted) -> None:
 
 
 def test_there_are_enough_causes() -> None:
-    assert len(CAUSES) >= 40
-    assert len({cause.name for cause in CAUSES}) == len(CAUSES)
+    assert len(ALL) >= 100
+    assert len({cause.name for cause in ALL}) == len(ALL)

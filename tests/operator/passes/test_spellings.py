@@ -71,7 +71,27 @@ def leave_out_operators(spec: Json) -> None:
             volume.pop("readOnly", None)
 
 
-RESPELLED: tuple[Callable[[Json], None], ...] = (spell_resources_long, leave_out_operators)
+def name_secrets_by_objects(spec: Json) -> None:
+    """Pull secrets and credentials in their newer fields."""
+    names = spec.pop("imagePullSecrets", [])
+    spec["pullSecrets"] = [{"name": name} for name in names]
+    if "credentialsSecret" in spec["model"]:
+        spec["model"]["credentials"] = {"secretName": spec["model"].pop("credentialsSecret")}
+
+
+def name_parents_by_references(spec: Json) -> None:
+    """The route with `parentRefs`."""
+    route = spec["gateway"].get("route")
+    if route is not None:
+        route["parentRefs"] = [{"name": route.pop("parent"), "namespace": route.pop("parentNamespace")}]
+
+
+RESPELLED: tuple[Callable[[Json], None], ...] = (
+    spell_resources_long,
+    leave_out_operators,
+    name_secrets_by_objects,
+    name_parents_by_references,
+)
 
 
 @pytest.mark.parametrize(("raw", "record"), old_deployments())

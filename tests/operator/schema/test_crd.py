@@ -15,7 +15,7 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.base_model import Model
 from baton_control.spec.model_source import parse_source, source_pattern
 from baton_operator.schema.crd import definitions, main, text_of
-from baton_operator.schema.reference import rows
+from baton_operator.schema.reference import COMING_FROM, SAME_AS_PREFILL, rows
 from baton_operator.schema.structural import Schema, UnboundedError, schema_of
 from baton_testing.kube.manifests import manifest
 from baton_testing.kube.yaml_documents import documents
@@ -236,3 +236,12 @@ def test_the_name_of_a_deployment_is_not_left_to_the_server() -> None:
     rules = root("llmdeployments.yaml")["x-kubernetes-validations"]
     assert isinstance(rules, list)
     assert "metadata.name" in rules[0]["rule"]
+
+
+def test_fields_in_the_table_of_other_systems_exist() -> None:
+    listed = {row.path for row in rows(LLMDeployment, "")}
+    inner = {path.rpartition(".")[0] for path in listed}
+    inner |= {path.rpartition(".")[0] for path in inner}
+    for _, _, ours in COMING_FROM:
+        for path in re.findall(r"`(spec\.[\w.]+)`", ours):
+            assert path in listed | inner or path == SAME_AS_PREFILL, path

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from aiohttp import StreamReader, web, web_protocol
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from baton_wire.listening.complaints import Complaints
 from baton_wire.listening.connection_book import ConnectionBook, ConnectionLimits
@@ -35,6 +36,8 @@ from baton_wire.listening.source_address import source_of
 from baton_wire.reset import reset_on_close
 
 HEAD_S = 10.0
+MAX_HEAD_LINE_BYTES = 8_190
+MAX_HEADERS = 128
 KEEPALIVE_S = 75.0
 LINGER_S = 1.0
 """For the rest of a body that was refused: closing at once would reset the connection, and the answer
@@ -284,7 +287,13 @@ class _Connection(web_protocol.RequestHandler):
     __slots__ = ("_refuse",)
 
     def __init__(self, manager: BoundedServer, refuse: Refuse, **options: Any) -> None:
-        super().__init__(manager, **options)
+        super().__init__(
+            manager,
+            max_line_size=MAX_HEAD_LINE_BYTES,
+            max_field_size=MAX_HEAD_LINE_BYTES,
+            max_headers=MAX_HEADERS,
+            **options,
+        )
         self._refuse = refuse
 
     def handle_error(
@@ -298,6 +307,20 @@ class _Connection(web_protocol.RequestHandler):
             raise ConnectionError("a part of the answer is out already")
         if status >= 500:
             self.log_exception("a request failed", exc_info=exc)
-        response = self._refuse(status, "This is no valid HTTP request." if status < 500 else "Internal error.")
+        if status < 500 and (reason := _too_large(exc)) is not None:
+            response = self._refuse(431, reason)
+        else:
+            response = self._refuse(status, "This is no valid HTTP request." if status < 500 else "Internal error.")
         response.force_close()
         return response
+
+
+def _too_large(error: BaseException | None) -> str | None:
+    """Return which limit on the head of a request was exceeded; None: the head is no HTTP."""
+    if isinstance(error, LineTooLong):
+        what = f"a line of at most {MAX_HEAD_LINE_BYTES} bytes: a long token, cookies or URL does not fit"
+    elif isinstance(error, BadHttpMessage) and "Too many headers" in str(error):
+        what = f"at most {MAX_HEADERS} header lines"
+    else:
+        return None
+    return f"The head of a request may have {what}."

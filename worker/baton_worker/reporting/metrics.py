@@ -22,6 +22,7 @@ from baton_wire.rules.hardware import Peak
 from baton_wire.session import AlteredFrames
 from baton_worker.reporting.utilisation import Utilisation
 from baton_worker.reporting.views import EngineSnapshot, TransferView
+from baton_worker.reporting.vllm_names import VllmNames
 
 STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0)
 HANDOVER_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 5.0)
@@ -183,6 +184,10 @@ class WorkerMetrics:
     def watch(self, engine: Callable[[], EngineSnapshot], transfer: Callable[[], TransferView]) -> None:
         """Read these snapshots at every scrape from now on."""
         self.registry.register(_Snapshots(self._role, engine, transfer, self.altered_frames))
+
+    def watch_under_vllm_names(self, names: VllmNames) -> None:
+        """Export the KV cache under vLLM's names from now on."""
+        self.registry.register(names)
 
     def watch_costs(self, costs: CostModel | None, peak: Peak | None) -> None:
         """Export utilisation from now on: the cost of steps over the device's peak. None: not known, not exported."""

@@ -31,6 +31,7 @@ from baton_worker.reporting.cached_places import PlaceQueue
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.reports import StepLog, add_measures, hello, state_view, token_blocks
 from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
+from baton_worker.reporting.vllm_names import VllmNames
 from baton_worker.serving import process
 from baton_worker.serving.endpoints import Endpoints
 from baton_worker.serving.engine_thread import EngineThread
@@ -168,6 +169,11 @@ class Worker:
         self._service.attach(self._engine)
         self._service.token_blocks = token_blocks(config, parts)
         self._metrics.watch(lambda: self._engine.snapshot, self._role.transfer_view)
+        if config.metrics_compat == "vllm":
+            pool, name = parts.pool, config.served_name
+            self._metrics.watch_under_vllm_names(
+                VllmNames(name, pool.num_blocks, pool.geometry.block_tokens, lambda: self._engine.snapshot)
+            )
         self._links = GatewayLinks(
             self._introduce,
             parts.bundle.data,

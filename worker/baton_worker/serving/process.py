@@ -24,6 +24,7 @@ from baton_wire.listening.complaints import log_loop_errors
 from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap, raise_descriptor_limit
 from baton_wire.listening.sockets import bind
+from baton_wire.log_format import chosen_format, configure_logging
 from baton_wire.messages.values import Role
 from baton_wire.stop_signals import handle_stop_signals
 from baton_worker.config import ListenAddress, WorkerConfig, parse, program
@@ -88,7 +89,11 @@ def run(role: Role | None, argv: Sequence[str], serve: Serve) -> int:
     if level not in LOG_LEVELS:
         print(f"{name}: BATON_LOG_LEVEL: {level!r} is none of {', '.join(LOG_LEVELS)}", file=sys.stderr)
         return 2
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    try:
+        configure_logging(level, chosen_format(None, os.environ))
+    except ValueError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
     try:
         config = parse(role, argv)
         return asyncio.run(_run(config, serve))

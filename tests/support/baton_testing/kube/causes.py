@@ -44,7 +44,7 @@ def _pods(roles: tuple[str, ...], affliction: Affliction, **fields: Any) -> Pods
     return PodsAfflicted(roles, affliction, fields)
 
 
-def _refusals(roles: tuple[str, ...], text: str, **fields: Any) -> Callable[[World], Awaitable[None]]:
+def refusals(roles: tuple[str, ...], text: str, **fields: Any) -> Callable[[World], Awaitable[None]]:
     async def plant(world: World) -> None:
         world.cluster.weather.refuses = lambda deployment: text if role_of(deployment) in roles else ""
         world.user_applies(**fields)
@@ -52,7 +52,7 @@ def _refusals(roles: tuple[str, ...], text: str, **fields: Any) -> Callable[[Wor
     return plant
 
 
-def _jobs(affliction: Affliction) -> Callable[[World], Awaitable[None]]:
+def jobs(affliction: Affliction) -> Callable[[World], Awaitable[None]]:
     async def plant(world: World) -> None:
         world.cluster.weather.job = affliction
         world.user_applies(**HUB)
@@ -72,7 +72,7 @@ def _fetches(progress: str) -> Callable[[World], Awaitable[None]]:
     return plant
 
 
-def _writes(part: str, error: KubeError, **fields: Any) -> Callable[[World], Awaitable[None]]:
+def writes(part: str, error: KubeError, **fields: Any) -> Callable[[World], Awaitable[None]]:
     async def plant(world: World) -> None:
         world.kube.refuses = lambda what: error if what.startswith(("create ", "apply ")) and part in what else None
         world.user_applies(**(HUB if "persistentvolumeclaims" in part else fields))
@@ -89,7 +89,7 @@ def _edits(loose: bool = True, **fields: Any) -> Callable[[World], Awaitable[Non
     return plant
 
 
-def _clear(world: World) -> None:
+def clear(world: World) -> None:
     weather = world.cluster.weather
     weather.afflicts, weather.refuses, weather.job = (lambda pod: None), (lambda deployment: ""), None
     weather.room = None
@@ -97,7 +97,7 @@ def _clear(world: World) -> None:
 
 
 def _fixed(world: World) -> None:
-    _clear(world)
+    clear(world)
     world.user_applies()
 
 
@@ -115,7 +115,7 @@ def _gated() -> Affliction:
     return Affliction({"phase": "Pending", "conditions": [_scheduled(False, "SchedulingGated", text)]})
 
 
-def _waiting(reason: str, message: str = "", event: tuple[str, str] | None = None, warns: bool = True) -> Affliction:
+def waiting(reason: str, message: str = "", event: tuple[str, str] | None = None, warns: bool = True) -> Affliction:
     state: Json = {"waiting": {"reason": reason, "message": message}}
     container: Json = {"name": "c", "image": "registry.example.com/baton", "restartCount": 0, "state": state}
     conditions = [_scheduled(True), {"type": "Ready", "status": "False"}]
@@ -123,7 +123,7 @@ def _waiting(reason: str, message: str = "", event: tuple[str, str] | None = Non
 
 
 def _creating(reason: str, message: str, warns: bool = True) -> Affliction:
-    return _waiting("ContainerCreating", event=(reason, message), warns=warns)
+    return waiting("ContainerCreating", event=(reason, message), warns=warns)
 
 
 def _crashing(code: int, reason: str, message: str) -> Affliction:
@@ -179,7 +179,7 @@ def _ended(reason: str, message: str) -> Affliction:
     return Affliction({"phase": "Failed", "reason": reason, "message": message})
 
 
-def _fetch_pod(affliction: Affliction) -> Callable[[World], Awaitable[None]]:
+def fetch_pod(affliction: Affliction) -> Callable[[World], Awaitable[None]]:
     """The fetch Job has a Pod, and something is wrong with it."""
 
     async def plant(world: World) -> None:
@@ -259,141 +259,141 @@ REFUSED_POD: Json = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "m
 
 CAUSES = (
     Planted("keys Secret", "MissingSecret",
-            _pods(WORKER, _creating("FailedMount", 'MountVolume.SetUp failed: secret "chat-keys" not found')), _clear,
+            _pods(WORKER, _creating("FailedMount", 'MountVolume.SetUp failed: secret "chat-keys" not found')), clear,
             says="chat-keys"),
     Planted("TLS Secret", "MissingSecret",
             _pods(GATEWAY, _creating("FailedMount", 'MountVolume.SetUp failed for "tls" : secret "cert" not found')),
-            _clear, says="cert"),
+            clear, says="cert"),
     Planted("ConfigMap", "MissingConfigMap",
-            _pods(WORKER, _creating("FailedMount", 'MountVolume.SetUp failed : configmap "ca" not found')), _clear),
+            _pods(WORKER, _creating("FailedMount", 'MountVolume.SetUp failed : configmap "ca" not found')), clear),
     Planted("Secret of the environment", "MissingSecret",
-            _pods(WORKER, _waiting("CreateContainerConfigError", 'secret "token" not found')), _clear),
+            _pods(WORKER, waiting("CreateContainerConfigError", 'secret "token" not found')), clear),
     Planted("claim not there", "MissingClaim",
-            _pods(WORKER, _unplaced('0/3 nodes are available: persistentvolumeclaim "models" not found.')), _clear,
+            _pods(WORKER, _unplaced('0/3 nodes are available: persistentvolumeclaim "models" not found.')), clear,
             says="models"),
-    Planted("claim not bound", "MissingClaim", _pods(WORKER, _unplaced(UNBOUND)), _clear, says="the claim models is"),
+    Planted("claim not bound", "MissingClaim", _pods(WORKER, _unplaced(UNBOUND)), clear, says="the claim models is"),
     Planted("volume elsewhere", "MissingClaim",
-            _pods(WORKER, _unplaced("0/3 nodes are available: 3 node(s) had volume node affinity conflict.")), _clear),
+            _pods(WORKER, _unplaced("0/3 nodes are available: 3 node(s) had volume node affinity conflict.")), clear),
     Planted("resource claim", "MissingResourceClaim",
-            _pods(WORKER, _unplaced('0/3 nodes are available: resourceclaim "gpu" not found.')), _clear),
-    Planted("worker image", "ImagePull", _pods(WORKER, _waiting("ImagePullBackOff", "Back-off")), _clear),
-    Planted("gateway image", "ImagePull", _pods(GATEWAY, _waiting("ErrImagePull", "401")), _clear, says="gateway"),
-    Planted("image name", "ImagePull", _pods(WORKER, _waiting("InvalidImageName", "bad")), _clear),
-    Planted("no accelerators", "InsufficientAccelerators", _pods(WORKER, _unplaced(NO_GPU)), _clear),
-    Planted("no CPUs", "Unschedulable", _pods(WORKER, _unplaced(NO_CPU)), _clear, says="Insufficient cpu"),
-    Planted("taint", "Unschedulable", _pods(WORKER, _unplaced(TAINT)), _clear, says="taint"),
-    Planted("selector", "Unschedulable", _pods(("decode",), _unplaced(SELECTOR)), _clear, says="decode"),
-    Planted("gateway on a cordoned node", "Unschedulable", _pods(GATEWAY, _unplaced(CORDONED)), _clear),
-    Planted("Kueue", "QueuedByKueue", _pods(WORKER, _gated(), prefill__queue="gpus", decode__queue="gpus"), _clear,
+            _pods(WORKER, _unplaced('0/3 nodes are available: resourceclaim "gpu" not found.')), clear),
+    Planted("worker image", "ImagePull", _pods(WORKER, waiting("ImagePullBackOff", "Back-off")), clear),
+    Planted("gateway image", "ImagePull", _pods(GATEWAY, waiting("ErrImagePull", "401")), clear, says="gateway"),
+    Planted("image name", "ImagePull", _pods(WORKER, waiting("InvalidImageName", "bad")), clear),
+    Planted("no accelerators", "InsufficientAccelerators", _pods(WORKER, _unplaced(NO_GPU)), clear),
+    Planted("no CPUs", "Unschedulable", _pods(WORKER, _unplaced(NO_CPU)), clear, says="Insufficient cpu"),
+    Planted("taint", "Unschedulable", _pods(WORKER, _unplaced(TAINT)), clear, says="taint"),
+    Planted("selector", "Unschedulable", _pods(("decode",), _unplaced(SELECTOR)), clear, says="decode"),
+    Planted("gateway on a cordoned node", "Unschedulable", _pods(GATEWAY, _unplaced(CORDONED)), clear),
+    Planted("Kueue", "QueuedByKueue", _pods(WORKER, _gated(), prefill__queue="gpus", decode__queue="gpus"), clear,
             says="gpus"),
-    Planted("another gate", "SchedulingGated", _pods(WORKER, _gated()), _clear),
-    Planted("quota", "QuotaExceeded", _refusals(WORKER, QUOTA), _clear),
-    Planted("Pod Security", "PodSecurity", _refusals(WORKER, SECURITY), _clear),
-    Planted("Pod Security of gateways", "PodSecurity", _refusals(GATEWAY, SECURITY), _clear),
-    Planted("webhook for Pods is down", "WebhookDown", _refusals(WORKER, WEBHOOK), _clear),
-    Planted("webhook says no", "AdmissionDenied", _refusals(WORKER, DENIED), _clear, says="signed"),
-    Planted("LimitRange", "OutsideLimitRange", _refusals(WORKER, LIMITS), _clear),
-    Planted("PriorityClass", "MissingPriorityClass", _refusals(WORKER, PRIORITY), _clear),
-    Planted("RuntimeClass", "MissingRuntimeClass", _refusals(WORKER, RUNTIME), _clear),
-    Planted("ServiceAccount", "MissingServiceAccount", _refusals(WORKER, ACCOUNT), _clear),
+    Planted("another gate", "SchedulingGated", _pods(WORKER, _gated()), clear),
+    Planted("quota", "QuotaExceeded", refusals(WORKER, QUOTA), clear),
+    Planted("Pod Security", "PodSecurity", refusals(WORKER, SECURITY), clear),
+    Planted("Pod Security of gateways", "PodSecurity", refusals(GATEWAY, SECURITY), clear),
+    Planted("webhook for Pods is down", "WebhookDown", refusals(WORKER, WEBHOOK), clear),
+    Planted("webhook says no", "AdmissionDenied", refusals(WORKER, DENIED), clear, says="signed"),
+    Planted("LimitRange", "OutsideLimitRange", refusals(WORKER, LIMITS), clear),
+    Planted("PriorityClass", "MissingPriorityClass", refusals(WORKER, PRIORITY), clear),
+    Planted("RuntimeClass", "MissingRuntimeClass", refusals(WORKER, RUNTIME), clear),
+    Planted("ServiceAccount", "MissingServiceAccount", refusals(WORKER, ACCOUNT), clear),
     Planted("wrong model", "WorkersFail",
-            _pods(WORKER, _crashing(2, "Error", "argument --model: /m: no such directory")), _clear,
+            _pods(WORKER, _crashing(2, "Error", "argument --model: /m: no such directory")), clear,
             says="no such directory"),
     Planted("wrong model, tried again", "WorkersFail",
-            _pods(WORKER, _tried_again(2, "argument --model: /m: no such directory")), _clear, says="no such dir"),
-    Planted("gateway tried again", "GatewayFails", _pods(GATEWAY, _tried_again(2, "unrecognized")), _clear),
-    Planted("out of memory", "WorkersFail", _pods(("decode",), _crashing(137, "OOMKilled", "")), _clear,
+            _pods(WORKER, _tried_again(2, "argument --model: /m: no such directory")), clear, says="no such dir"),
+    Planted("gateway tried again", "GatewayFails", _pods(GATEWAY, _tried_again(2, "unrecognized")), clear),
+    Planted("out of memory", "WorkersFail", _pods(("decode",), _crashing(137, "OOMKilled", "")), clear,
             says="OOMKilled"),
-    Planted("gateway crashes", "GatewayFails", _pods(GATEWAY, _crashing(2, "Error", "unrecognized")), _clear),
+    Planted("gateway crashes", "GatewayFails", _pods(GATEWAY, _crashing(2, "Error", "unrecognized")), clear),
     Planted("runs as root", "ContainerConfig",
-            _pods(WORKER, _waiting("CreateContainerConfigError", "container has runAsNonRoot and image runs as root")),
-            _clear),
+            _pods(WORKER, waiting("CreateContainerConfigError", "container has runAsNonRoot and image runs as root")),
+            clear),
     Planted("no network", "SandboxFails",
-            _pods(WORKER, _creating("FailedCreatePodSandBox", "plugin type=calico failed")), _clear),
+            _pods(WORKER, _creating("FailedCreatePodSandBox", "plugin type=calico failed")), clear),
     Planted("mount hangs", "VolumeFails",
-            _pods(WORKER, _creating("FailedMount", "mount.nfs: Connection timed out")), _clear),
+            _pods(WORKER, _creating("FailedMount", "mount.nfs: Connection timed out")), clear),
     Planted("attached elsewhere", "VolumeFails",
-            _pods(WORKER, _creating("FailedAttachVolume", "Multi-Attach error for volume pvc-1")), _clear),
+            _pods(WORKER, _creating("FailedAttachVolume", "Multi-Attach error for volume pvc-1")), clear),
     Planted("slow pull", "PullingImage",
-            _pods(WORKER, _creating("Pulling", 'Pulling image "registry.example.com/baton"', warns=False)), _clear),
+            _pods(WORKER, _creating("Pulling", 'Pulling image "registry.example.com/baton"', warns=False)), clear),
     Planted("worker's probe fails", "ProbeFails",
             _pods(WORKER, _unready("Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503")),
-            _clear, says="statuscode: 503"),
+            clear, says="statuscode: 503"),
     Planted("gateway's probe fails", "ProbeFails",
-            _pods(GATEWAY, _unready("Unhealthy", "Readiness probe failed: context deadline exceeded")), _clear,
+            _pods(GATEWAY, _unready("Unhealthy", "Readiness probe failed: context deadline exceeded")), clear,
             says="gateway"),
-    Planted("node is lost", "NodeNotReady", _pods(WORKER, _unready("NodeNotReady", "Node is not ready")), _clear),
+    Planted("node is lost", "NodeNotReady", _pods(WORKER, _unready("NodeNotReady", "Node is not ready")), clear),
     Planted("liveness kills", "WorkersFail",
-            _pods(("decode",), _crashing(137, "Error", "no progress with work queued")), _clear, says="no progress"),
+            _pods(("decode",), _crashing(137, "Error", "no progress with work queued")), clear, says="no progress"),
     Planted("unknown flag", "WorkersFail",
-            _pods(WORKER, _crashing(2, "Error", "unrecognized arguments: --landing-byte=1")), _clear,
+            _pods(WORKER, _crashing(2, "Error", "unrecognized arguments: --landing-byte=1")), clear,
             says="unrecognized arguments"),
-    Planted("wrong certificate", "GatewayFails", _pods(GATEWAY, _crashing(1, "Error", "--tls: no certificate")), _clear,
+    Planted("wrong certificate", "GatewayFails", _pods(GATEWAY, _crashing(1, "Error", "--tls: no certificate")), clear,
             says="--tls"),
     Planted("security of containers", "ContainerConfig",
-            _pods(WORKER, _waiting("CreateContainerError", "cannot apply the seccomp profile")), _clear,
+            _pods(WORKER, waiting("CreateContainerError", "cannot apply the seccomp profile")), clear,
             says="seccomp"),
     Planted("evicted", "NodeRefuses",
             _pods(WORKER, _ended("Evicted", "The node was low on resource: ephemeral-storage.")),
             says="low on resource"),
     Planted("preempted", "NodeRefuses",
             _pods(GATEWAY, _ended("Preempting", "Preempted in order to admit critical pod")), says="critical pod"),
-    Planted("no huge pages", "Unschedulable", _pods(WORKER, _unplaced(NO_PAGES)), _clear, says="hugepages-2Mi"),
-    Planted("nobody to be near to", "Unschedulable", _pods(WORKER, _unplaced(NO_NEIGHBOUR)), _clear, says="affinity"),
-    Planted("no even spread", "Unschedulable", _pods(GATEWAY, _unplaced(NO_SPREAD)), _clear, says="topology spread"),
-    Planted("nodes are full of Pods", "Unschedulable", _pods(WORKER, _unplaced(FULL)), _clear, says="Too many pods"),
-    Planted("devices cannot be allocated", "Unschedulable", _pods(WORKER, _unplaced(NO_DEVICE)), _clear,
+    Planted("no huge pages", "Unschedulable", _pods(WORKER, _unplaced(NO_PAGES)), clear, says="hugepages-2Mi"),
+    Planted("nobody to be near to", "Unschedulable", _pods(WORKER, _unplaced(NO_NEIGHBOUR)), clear, says="affinity"),
+    Planted("no even spread", "Unschedulable", _pods(GATEWAY, _unplaced(NO_SPREAD)), clear, says="topology spread"),
+    Planted("nodes are full of Pods", "Unschedulable", _pods(WORKER, _unplaced(FULL)), clear, says="Too many pods"),
+    Planted("devices cannot be allocated", "InsufficientAccelerators", _pods(WORKER, _unplaced(NO_DEVICE)), clear,
             says="cannot allocate"),
     Planted("a node refuses", "NodeRefuses", _pods(WORKER, Affliction(REFUSED_POD))),
     Planted("name taken", "NameTaken", _name_taken),
     Planted("no permission", "Forbidden",
-            _writes("networkpolicies", Forbidden("networkpolicies is forbidden: cannot patch")), _clear),
+            writes("networkpolicies", Forbidden("networkpolicies is forbidden: cannot patch")), clear),
     Planted("webhook for our objects is down", "WebhookDown",
-            _writes("deployments/chat-gateway", Forbidden(WEBHOOK)), _clear),
+            writes("deployments/chat-gateway", Forbidden(WEBHOOK)), clear),
     Planted("autoscaler refused", "Forbidden",
-            _writes("horizontalpodautoscalers", Forbidden("horizontalpodautoscalers.autoscaling is forbidden"),
-                   gateway={"autoscaling": {"max": 4}}), _clear, says="horizontalpodautoscalers"),
+            writes("horizontalpodautoscalers", Forbidden("horizontalpodautoscalers.autoscaling is forbidden"),
+                   gateway={"autoscaling": {"max": 4}}), clear, says="horizontalpodautoscalers"),
     Planted("autoscaler denied by a webhook", "AdmissionDenied",
-            _writes("horizontalpodautoscalers", Forbidden(DENIED), gateway={"autoscaling": {"max": 4}}), _clear),
+            writes("horizontalpodautoscalers", Forbidden(DENIED), gateway={"autoscaling": {"max": 4}}), clear),
     Planted("autoscaler without metrics", "GatewayNotScaled", _cannot_measure, _can_measure, is_ready=True,
             is_running=True),
     Planted("route refused", "RouteNotAccepted", _route_refused,
             lambda world: _route_is(world, "True", "Accepted"), is_ready=True, is_running=True),
     Planted("flag of Baton's own", "InvalidSpec", _edits(decode__arguments=[{"name": "keys", "value": "/tmp"}]), _fixed,
             says="spec.decode.arguments[0].name"),
-    Planted("namespace ends", "NamespaceTerminating", _writes("services", Forbidden(ENDING)), _clear),
+    Planted("namespace ends", "NamespaceTerminating", writes("services", Forbidden(ENDING)), clear),
     Planted("invalid spec", "InvalidSpec",
             _edits(rollout={"maxSurge": 0, "maxUnavailable": 0, "canary": 0, "paused": False}), _fixed),
     Planted("unsupported", "Unsupported", _edits(model__source="file://relative"), _fixed, says="spec.model.source"),
     Planted("not allowed", "NotAllowed", _edits(decode__priorityClassName="system-node-critical"), _fixed,
             says="priorityClassName"),
-    Planted("model is fetched", "FetchingModel", _jobs(Affliction({"active": 1, "failed": 2})), _clear,
+    Planted("model is fetched", "FetchingModel", jobs(Affliction({"active": 1, "failed": 2})), clear,
             says="try 3 of 13"),
-    Planted("fetch in percent", "FetchingModel", _fetches("fetched 13207024435 of 64961380352 bytes"), _clear,
+    Planted("fetch in percent", "FetchingModel", _fetches("fetched 13207024435 of 64961380352 bytes"), clear,
             says="the model is being fetched: 20 % (12.3 of 60.5 GiB)"),
-    Planted("fetch of unknown size", "FetchingModel", _fetches("fetched 13207024435 bytes"), _clear,
+    Planted("fetch of unknown size", "FetchingModel", _fetches("fetched 13207024435 bytes"), clear,
             says="the model is being fetched: 12.3 GiB so far"),
-    Planted("fetch without its claim", "MissingClaim", _fetch_pod(_unplaced(UNBOUND)), _clear, says="chat-models"),
-    Planted("fetch without image", "ImagePull", _fetch_pod(_waiting("ImagePullBackOff")), _clear, says="the fetch of"),
+    Planted("fetch without its claim", "MissingClaim", fetch_pod(_unplaced(UNBOUND)), clear, says="chat-models"),
+    Planted("fetch without image", "ImagePull", fetch_pod(waiting("ImagePullBackOff")), clear, says="the fetch of"),
     Planted("fetch without credentials", "MissingSecret",
-            _fetch_pod(_creating("FailedMount", 'MountVolume.SetUp failed : secret "hub" not found')), _clear,
+            fetch_pod(_creating("FailedMount", 'MountVolume.SetUp failed : secret "hub" not found')), clear,
             says="hub"),
-    Planted("fetch without a node", "Unschedulable", _fetch_pod(_unplaced(NO_CPU)), _clear, says="Insufficient cpu"),
+    Planted("fetch without a node", "Unschedulable", fetch_pod(_unplaced(NO_CPU)), clear, says="Insufficient cpu"),
     Planted("claim without quota", "QuotaExceeded",
-            _writes("persistentvolumeclaims", Forbidden(STORAGE_QUOTA)), _clear, says="storage"),
+            writes("persistentvolumeclaims", Forbidden(STORAGE_QUOTA)), clear, says="storage"),
     Planted("claim outside its LimitRange", "OutsideLimitRange",
-            _writes("persistentvolumeclaims", Forbidden(STORAGE_LIMITS)), _clear),
-    Planted("fetch fails", "ModelFetchFailed", _jobs(Affliction(FAILED)), says="exit code 3"),
-    Planted("fetch without quota", "QuotaExceeded", _jobs(Affliction({}, ("FailedCreate", QUOTA))), _clear),
-    Planted("fetch refused by Pod Security", "PodSecurity", _jobs(Affliction({}, ("FailedCreate", SECURITY))), _clear),
+            writes("persistentvolumeclaims", Forbidden(STORAGE_LIMITS)), clear),
+    Planted("fetch fails", "ModelFetchFailed", jobs(Affliction(FAILED)), says="exit code 3"),
+    Planted("fetch without quota", "QuotaExceeded", jobs(Affliction({}, ("FailedCreate", QUOTA))), clear),
+    Planted("fetch refused by Pod Security", "PodSecurity", jobs(Affliction({}, ("FailedCreate", SECURITY))), clear),
     Planted("new template crashes", "NewTemplateFails",
             _new_template(_crashing(2, "Error", "bad flag")), _fixed, is_ready=True, is_running=True),
     Planted("new template without image", "ImagePull",
-            _new_template(_waiting("ImagePullBackOff")), _fixed, is_ready=True, is_running=True),
+            _new_template(waiting("ImagePullBackOff")), _fixed, is_ready=True, is_running=True),
     Planted("new template without Secret", "MissingSecret",
             _new_template(_creating("FailedMount", 'secret "ca" not found')), _fixed, is_ready=True, is_running=True),
-    Planted("no room for the surge", "Unschedulable", _no_room, _clear, is_ready=True, is_running=True),
-    Planted("gateways gone", "Unschedulable", _gateways_gone, _clear, is_running=True, says="gateway"),
+    Planted("no room for the surge", "Unschedulable", _no_room, clear, is_ready=True, is_running=True),
+    Planted("gateways gone", "Unschedulable", _gateways_gone, clear, is_running=True, says="gateway"),
     Planted("refused while it serves", "Unsupported", _edits(model__source="file://relative"), _fixed, is_ready=True,
             is_running=True),
     Planted("at zero and nobody wakes it", "ScaledToZero", _scaled_to_zero, is_running=True),

@@ -115,10 +115,12 @@ class Cluster:
         for deployment in list(self._store.all(WORKERS)):
             self._run_deployment(deployment)
         for job in list(self._store.all(JOBS)):
+            if any(entry["type"] in ("Complete", "Failed") for entry in job.get("status", {}).get("conditions", ())):
+                continue  # a Job that has ended stays as it is
             if self.weather.job is not None:
                 self._tell(job, self.weather.job)
                 self._set(JOBS, job, self.weather.job.status)
-            elif not job.get("status", {}).get("succeeded"):
+            else:
                 done = {"type": "Complete", "status": "True"}
                 self._set(JOBS, job, {"succeeded": 1, "conditions": [done]})
 

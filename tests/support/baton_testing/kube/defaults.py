@@ -32,6 +32,7 @@ from baton_operator.kube.kinds import (
     WORKERS,
 )
 from baton_operator.kube.kube_api import Invalid, Resource
+from baton_operator.kube.object_fields import mapping
 from baton_operator.schema.crd import deployment_definition, pool_definition
 from baton_testing.kube.schema import fill, problems, prune
 
@@ -148,9 +149,10 @@ def _broken_rules(body: Json, before: Json | None) -> list[FieldProblem]:
     except ManifestError as error:
         return list(error.problems)
     if before is not None:
-        old, new = (_at(state, ("spec", "model", "cache", "storageClassName")) for state in (before, body))
-        if old != new:
-            return [FieldProblem("spec.model.cache.storageClassName", "cannot change")]
+        old, new = (mapping(_at(state, ("spec", "model", "cache"))) for state in (before, body))
+        for field, default in (("storageClassName", None), ("accessMode", "ReadWriteMany")):
+            if "claimName" not in {**old, **new} and old.get(field, default) != new.get(field, default):
+                return [FieldProblem(f"spec.model.cache.{field}", "cannot change")]
     return []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS
 from baton_operator.objects.metadata import ROLE_LABEL
@@ -49,6 +49,8 @@ class Told:
     lies: tuple[str, ...]
     """Statements that were wrong for longer than it takes to see the truth."""
     recovered: bool
+    seen: Json = field(default_factory=dict)
+    """The LLMDeployment as it was then."""
 
 
 def play(cause: Planted) -> Told:
@@ -66,7 +68,9 @@ def play(cause: Planted) -> Told:
         after_s = world.clock() - began
         lies = [] if await _agrees(world) else [f"{_summary(world)} while available is {available(world)}"]
         ready, reason, message = _ready(world)
-        planted = Told(_summary(world), after_s, ready, f"{reason}: {message}", available(world), tuple(lies), True)
+        planted = Told(
+            _summary(world), after_s, ready, f"{reason}: {message}", available(world), tuple(lies), True, _live(world)
+        )
         if cause.lift is not None:
             cause.lift(world)
             world.cluster.nudge()
@@ -100,9 +104,12 @@ async def until(holds: Callable[[], bool], within_s: float) -> None:
         await asyncio.sleep(0.5)
 
 
+def _live(world: World) -> Json:
+    return world.store.peek(DEPLOYMENTS, SPACE, NAME) or {}
+
+
 def _status(world: World) -> Json:
-    live = world.store.peek(DEPLOYMENTS, SPACE, NAME)
-    live_status: Json = {} if live is None else live.get("status", {})
+    live_status: Json = _live(world).get("status", {})
     return live_status
 
 

@@ -223,8 +223,8 @@ class RolloutWorld:
 
     def _check(self, step: Step, before: Facts, after: Facts, reported: set[tuple[Role, Revision]]) -> None:
         for role, pool in self._wanted.items():
-            floor = pool.workers - self._limits.max_unavailable
-            if after.total[role] > max(pool.workers + self._limits.max_surge, before.total[role]):
+            floor = pool.workers - self._limits.unavailable(pool.workers)
+            if after.total[role] > max(pool.workers + self._limits.surge(pool.workers), before.total[role]):
                 raise self._broken(f"surge of {role}")
             if after.usable[role] < min(floor, before.usable[role]):
                 raise self._broken(f"floor of {role}: {before.usable[role]} to {after.usable[role]}")
@@ -268,7 +268,7 @@ class Facts:
     """The state of the workers at one instant, counted worker by worker."""
 
     def __init__(self, workers: list[Worker], wanted: dict[Role, Wanted], limits: Limits) -> None:
-        floors = {role: pool.workers - limits.max_unavailable for role, pool in wanted.items()}
+        floors = {role: pool.workers - limits.unavailable(pool.workers) for role, pool in wanted.items()}
         routable = [worker for worker in workers if worker.is_routable]
         self.total = Counter(worker.role for worker in workers)
         self.by_revision = Counter((worker.role, worker.revision) for worker in workers)

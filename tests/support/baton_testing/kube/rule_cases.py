@@ -48,9 +48,23 @@ def _accelerator_cases(pool: str) -> Iterator[Case]:
         yield bounded(at, "alternatives are compared", field, good, two_types(**{missing: None}))
     yield bounded(at, "types must differ", field, good, two_types(other__type="H200"))
     yield bounded(at, "each type needs", field, good, two_types(other__nodeSelector={}))
+    claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
+    by_claim: Json = {**claims, "accelerator": {"claim": "gpu"}}
+    for message, wrong in (
+        ("must be given, or claim", {}),
+        ("must be given, or claim", {**GPU, "claim": "gpu"}),
+        ("must be absent while claim", {"claim": "gpu", "alternatives": good["alternatives"]}),
+    ):
+        yield bounded(at, message, pool, by_claim, {**claims, "accelerator": wrong})
+    other = {**claims, "accelerator": {"claim": "nic"}}
+    yield bounded(f"spec.{pool}", "must be a name in resourceClaims", pool, by_claim, other)
+    more = {**GPU, "with": {"rdma/ib": 1, "vpc.amazonaws.com/efa": 64}}
+    for message, name in (("must differ", "nvidia.com/gpu"), ("kubernetes.io is no", "batch.kubernetes.io/cpu")):
+        yield bounded(at, message, field, more, {**GPU, "with": {name: 1}})
+    yield bounded(f"{at}.with", "keys must each", field, more, {**GPU, "with": {"gpu": 1}})
     for place in (at, f"{at}.alternatives[]"):
         labels = {"nodeSelector" if place == at else "other__nodeSelector": {"-a": "b"}}
-        yield bounded(f"{place}.nodeSelector", "keys must", field, good, two_types(**labels))
+        yield bounded(f"{place}.nodeSelector", "keys must each be", field, good, two_types(**labels))
     yield Case(
         "spec",
         f"{pool}.accelerator.alternatives must be absent",
@@ -93,7 +107,7 @@ def pool_cases(pool: str) -> Iterator[Case]:
     )
     yield bounded(
         f"spec.{pool}.placement.nodeSelector",
-        "keys must",
+        "keys must each be",
         f"{pool}__placement__nodeSelector",
         {"a/b": "c"},
         {"-a": "c"},
@@ -120,7 +134,7 @@ def pool_cases(pool: str) -> Iterator[Case]:
         yield bounded(f"spec.{pool}.arguments[]", "is set by Baton", f"{pool}__arguments", flags[:1], [{"name": name}])
     marks = f"{pool}__serviceAccountAnnotations"
     yield bounded(f"spec.{pool}", "keys of the domains", marks, {"batonxdev/a": "b"}, {"x.baton.dev/a": "b"})
-    yield bounded(f"spec.{pool}.serviceAccountAnnotations", "keys must", marks, {"a.b/c_d": "e"}, {"a b": "c"})
+    yield bounded(f"spec.{pool}.serviceAccountAnnotations", "keys must each be", marks, {"a.b/c_d": "e"}, {"a b": "c"})
     volume: Json = {"name": "a", "mountPath": "/mnt/a", "claimName": "a"}
     twins: tuple[Json, ...] = ({"name": "a", "mountPath": "/mnt/b"}, {"name": "b", "mountPath": "/mnt/a"})
     for twin in twins:
@@ -153,4 +167,51 @@ def affinity_cases(owner: str) -> Iterator[Case]:
         yield bounded(at, "must be entries", f"{field}__nodeAffinity", good, bad)
     for name in ("podAffinity", "podAntiAffinity"):
         valid, broken = ([{"matchLabels": {key: "b"}, "topologyKey": "zone"}] for key in ("a.b/c_d", "a b"))
-        yield bounded(f"{path}.{name}[].matchLabels", "keys must", f"{field}__{name}", valid, broken)
+        yield bounded(f"{path}.{name}[].matchLabels", "keys must each be", f"{field}__{name}", valid, broken)
+
+
+def edge_cases() -> Iterator[Case]:
+    """The cases of the gateway's Service and route, of pull secrets and of credentials."""
+    balanced: Json = {"type": "LoadBalancer"}
+    nodes: Json = {"type": "NodePort"}
+    services: tuple[tuple[str, Json, Json, Json], ...] = (
+        ("must be absent unless type", balanced, nodes, {"loadBalancerClass": "example.com/internal"}),
+        (
+            "must be absent unless type",
+            balanced,
+            nodes,
+            {"loadBalancerSourceRanges": ["192.0.2.0/24", "2001:db8::/32"]},
+        ),
+        ("must be absent while type is ClusterIP", nodes, {}, {"externalTrafficPolicy": "Local"}),
+    )
+    for message, good, bad, field in services:
+        valid, broken = ({"openAccess": True, "service": {**service, **field}} for service in (good, bad))
+        yield bounded("spec.gateway.service", message, "gateway", valid, broken)
+    both = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]}
+    for message, changed in (
+        ("families must differ", {"ipFamilies": ["IPv6", "IPv6"]}),
+        ("must be one family", {"ipFamilyPolicy": "SingleStack"}),
+    ):
+        yield bounded("spec.gateway.service", message, "gateway__service", both, both | changed)
+    edge: Json = {"parentRefs": [{"name": "edge", "namespace": "ingress", "sectionName": "https", "port": 443}]}
+    for message, route in (
+        ("must be given, or parentRefs", {}),
+        ("must be given, or parentRefs", {**edge, "parent": "edge"}),
+        ("must be absent while parentRefs", {**edge, "parentNamespace": "ingress"}),
+    ):
+        valid, broken = ({"openAccess": True, "route": given} for given in (edge, route))
+        yield bounded("spec.gateway.route", message, "gateway", valid, broken)
+    secrets: Json = {"pullSecrets": [{"name": "a"}]}
+    yield Case(
+        "spec",
+        "must be absent while imagePullSecrets",
+        manifest(**secrets),
+        manifest(**secrets, imagePullSecrets=["a"]),
+    )
+    credentials = {"model__credentials": {"secretName": "a"}}
+    yield Case(
+        "spec.model",
+        "must be absent while credentialsSecret",
+        manifest(**credentials),
+        manifest(**credentials, model__credentialsSecret="a"),
+    )

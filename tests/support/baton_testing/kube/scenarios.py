@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS, PODS, POOLS, RECORDS, SERVICES, WORKERS
+from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS, PODS, POLICIES, POOLS, RECORDS, SERVICES, WORKERS
 from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.metadata import ROLE_LABEL
+from baton_operator.objects.network_settings import NetworkSettings, WorkloadPolicies
 from baton_testing.kube.store import Json
 from baton_testing.kube.world import NAME, SPACE, Promise, World, newer
 from baton_wire.messages.values import Role
@@ -284,16 +285,20 @@ async def a_name_that_is_taken(world: World) -> None:
 
 async def optional_objects_come_and_go(world: World) -> None:
     plain = world.platform
-    world.platform = replace(plain, monitors=True, alerts=True)
+    no_policies = NetworkSettings(workloads=WorkloadPolicies.OFF)
+    world.platform = replace(plain, monitors=True, alerts=True, network=no_policies)
     await world.restart()
     world.user_applies(gateway={"route": {"parent": "edge"}, "openAccess": True, "autoscaling": {"min": 2, "max": 4}})
     await asyncio.sleep(30)
     world.user_applies(gateway={"route": {"parent": "other"}, "openAccess": True, "autoscaling": {"max": 4}})
     await asyncio.sleep(30)
     assert len(list(world.store.all(MONITORS, SPACE))) == 3
+    assert list(world.store.all(POLICIES, SPACE)) == []
     world.platform = plain
     await world.restart()
     world.user_edits("gateway", {})
+    await asyncio.sleep(30)
+    assert len(list(world.store.all(POLICIES, SPACE))) == 4
 
 
 async def an_autoscaler_sizes_the_gateway(world: World) -> None:

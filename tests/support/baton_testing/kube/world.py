@@ -244,12 +244,12 @@ class World:
         running: Json = {"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]}
         self.fetch_pod_is(Affliction(running, ("Unhealthy", f"Readiness probe failed: {progress}")))
 
-    def fetch_pod_is(self, affliction: Affliction) -> None:
-        """The fetch Job has a Pod in this state, with an Event about it."""
-        [job] = self.store.all(JOBS, SPACE)
+    def fetch_pod_is(self, affliction: Affliction, pod_name: str = "x") -> None:
+        """The newest fetch Job has a Pod in this state, with an Event about it."""
+        job = max(self.store.all(JOBS, SPACE), key=lambda job: int(job["metadata"]["resourceVersion"]))
         metadata = job["metadata"]
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
-        name = f"{metadata['name']}-x"
+        name = f"{metadata['name']}-{pod_name}"
         if self.store.peek(PODS, SPACE, name) is None:
             template = job["spec"]["template"]
             pod: Json = {

@@ -82,6 +82,7 @@ class Deployment:
         self.keys = folder / "keys"
         self.workers: list[Worker] = []
         self.gateway: Child
+        self._other_gateways: list[Child] = []
         self.port = 0
         self.admin_port: int | None = None
         self._started: Counter[str] = Counter()
@@ -216,6 +217,7 @@ class Deployment:
     def stop(self) -> None:
         children = [worker.child for worker in self.workers]
         children += [self.gateway] if hasattr(self, "gateway") else []
+        children += self._other_gateways
         for child in children:
             child.family()
             child.send(signal.SIGTERM)
@@ -223,7 +225,20 @@ class Deployment:
             child.stop()
 
     def _start_gateway(self) -> None:
-        announce = self.folder / "gateway.json"
+        self.gateway, announced = self._launch_gateway("gateway", self.shape.gateway_flags)
+        self.port = announced["port"]
+        self.admin_port = announced.get("admin_port")
+
+    def start_gateway(self, name: str, flags: Sequence[str]) -> str:
+        """Start another gateway of the same workers, and return its address."""
+        child, announced = self._launch_gateway(name, flags)
+        self._other_gateways.append(child)
+        base_url = f"http://127.0.0.1:{announced['port']}"
+        wait_for(lambda: get_status(f"{base_url}/health/routable") == 200 or None, f"{name} to be routable", START_S)
+        return base_url
+
+    def _launch_gateway(self, name: str, flags: Sequence[str]) -> tuple[Child, Any]:
+        announce = self.folder / f"{name}.json"
         argv = [
             *("-m", "baton_gateway", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
             *("--keys", str(self.keys), "--announce", str(announce)),
@@ -231,12 +246,10 @@ class Deployment:
             *("--decode-discovery", f"file:{self._discovery_file('decode')}"),
             *("--processes", str(self.shape.gateway_processes)),
             *(() if self.shape.max_queue_s is None else (f"--max-queue-s={self.shape.max_queue_s:g}",)),
-            *self.shape.gateway_flags,
+            *flags,
         ]
-        self.gateway = self.launch("gateway", argv, self.shape.environment.get("gateway"))
-        announced = self.gateway.await_file(announce, START_S)
-        self.port = announced["port"]
-        self.admin_port = announced.get("admin_port")
+        child = self.launch(name, argv, self.shape.environment.get("gateway"))
+        return child, child.await_file(announce, START_S)
 
     def _discovery_file(self, role: str) -> Path:
         return self.folder / f"{role}-workers.json"

@@ -1,0 +1,121 @@
+"""`baton validate`: checks manifests with the operator's parser, all faults at once, without a cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from baton_control.errors import FieldProblem, ManifestError, NotAllowedError, shown
+from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
+from baton_control.spec.manifest import MAX_FILE_BYTES, decode_text, parse_documents, parse_object, read_text
+from baton_local.errors import StartError
+from baton_operator.objects.pod_policy import PodPolicy
+
+GROUP = API_VERSION.partition("/")[0]
+STANDARD_INPUT = "-"
+FOREIGN_KINDS: Mapping[str, str] = {
+    "InferenceService": "KServe's InferenceService",
+    "LLMInferenceService": "KServe's LLMInferenceService",
+    "DynamoGraphDeployment": "Dynamo's DynamoGraphDeployment",
+    "DynamoComponentDeployment": "Dynamo's DynamoComponentDeployment",
+}
+"""Objects of other systems that serve models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The outcome for one file."""
+
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    valid: int = 0
+    """Valid LLMDeployments."""
+
+
+def run_validate(files: Sequence[str], pod_policy: Path | None) -> int:
+    """Check the files; exit status 1 when one is refused or none has an LLMDeployment. Raises LocalError."""
+    policy = None if pod_policy is None else read_policy(read_text(pod_policy), str(pod_policy))
+    outcomes = [check_text(*_text(file), policy) for file in files]
+    for outcome in outcomes:
+        for problem in outcome.problems:
+            print(f"baton: {problem}", file=sys.stderr)
+        for note in outcome.notes:
+            print(f"baton: note: {note}", file=sys.stderr)
+    faults, valid = sum(len(outcome.problems) for outcome in outcomes), sum(outcome.valid for outcome in outcomes)
+    if faults:
+        print(f"baton: {faults} {'fault' if faults == 1 else 'faults'}", file=sys.stderr)
+        return 1
+    if not valid:
+        print(f"baton: no {KIND} in {', '.join(files)}", file=sys.stderr)
+        return 1
+    print(f"{valid} {KIND}{'' if valid == 1 else 's'} valid")
+    return 0
+
+
+def _text(file: str) -> tuple[str | ManifestError, str]:
+    """A file's text, or why there is none, and its name."""
+    try:
+        if file == STANDARD_INPUT:
+            return decode_text(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "standard input"), "standard input"
+        return read_text(Path(file)), file
+    except ManifestError as error:
+        return error, file
+
+
+def check_text(text: str | ManifestError, name: str, policy: PodPolicy | None) -> Checked:
+    """Check all documents of one file. Pure."""
+    try:
+        if isinstance(text, ManifestError):
+            raise text
+        documents = parse_documents(text, name)
+    except ManifestError as error:
+        return Checked(tuple(str(problem) for problem in error.problems))
+    problems: list[str] = []
+    notes: list[str] = []
+    valid = 0
+    for number, document in enumerate(documents, 1):
+        place = name if len(documents) == 1 else f"{name}, document {number}"
+        if (other := _other_kind(document)) is not None:
+            notes.append(f"{place}: {other}")
+            continue
+        faults = list(_faults(document, policy))
+        problems += [f"{place}: {fault}" for fault in faults]
+        valid += not faults
+    return Checked(tuple(problems), tuple(notes), valid)
+
+
+def _other_kind(document: object) -> str | None:
+    """A note about an object that Baton's parser does not read; None: the parser reads it, if only to refuse it."""
+    if not isinstance(document, dict):
+        return None
+    kind, version = document.get("kind"), document.get("apiVersion")
+    if isinstance(kind, str) and kind in FOREIGN_KINDS:
+        return f"{FOREIGN_KINDS[kind]} is not checked: docs/api.md has its fields' names in an {KIND}"
+    if not isinstance(kind, str) or kind == KIND or (isinstance(version, str) and version.startswith(f"{GROUP}/")):
+        return None
+    return f"{shown(kind)} is not checked"
+
+
+def _faults(document: object, policy: PodPolicy | None) -> Iterator[FieldProblem]:
+    try:
+        deployment: LLMDeployment = parse_object(document)
+        if policy is not None:
+            policy.check(deployment)
+    except (NotAllowedError, ManifestError) as error:
+        yield from error.problems
+
+
+def read_policy(text: str, name: str) -> PodPolicy:
+    """The policy in a YAML text: the chart's values with a podPolicy, or that object alone. Raises StartError."""
+    documents = parse_documents(text, name)
+    raw = documents[0] if len(documents) == 1 else None
+    if not isinstance(raw, dict):
+        raise StartError(f"--pod-policy {name}: must hold the chart's values, or their podPolicy")
+    try:
+        return msgspec.convert(raw.get("podPolicy", raw), PodPolicy)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise StartError(f"--pod-policy {name}: {error}") from error

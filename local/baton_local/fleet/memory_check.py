@@ -1,0 +1,90 @@
+"""Compares the memory of the workers that start at once with what this machine has, before any starts."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.served_model import Dtype
+from baton_control.worker_specs import Device, pool_spec
+from baton_engine.model.servable import servable_weights
+from baton_engine.model.tensor_headers import weight_bytes
+from baton_local.errors import StartError
+from baton_wire.messages.values import POOL_ROLES, Role
+from baton_worker.building.memory_limit import free_bytes
+
+ELEMENT_BYTES: Mapping[Dtype, int] = {Dtype.AUTO: 4, Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
+"""On a CPU, where `auto` is float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """The memory that the workers of both pools need at least."""
+
+    workers: int
+    """Workers on the CPU that start at once."""
+    weights: int
+    """Bytes of the weights in each of them: no two share a copy."""
+    kv: int
+    """Bytes of KV that all of them together were told to take; what they choose themselves always fits."""
+    dtype: str
+
+    @property
+    def total(self) -> int:
+        return self.workers * self.weights + self.kv
+
+
+def memory_need(deployment: LLMDeployment, model: Path, devices: Mapping[Role, Device]) -> MemoryNeed:
+    """The need of the workers on the CPU; GPUs have memory of their own. Raises ModelError."""
+    config, headers = servable_weights(model)
+    workers = kv = 0
+    for role in POOL_ROLES:
+        pool = pool_spec(deployment, role)
+        if devices[role] is Device.CPU:
+            count = max(1, pool.replicas.min)
+            workers += count
+            kv += count * (pool.engine.kv_cache_memory or 0)
+    dtype = deployment.spec.model.dtype
+    name = str(Dtype.FLOAT32 if dtype is Dtype.AUTO else dtype)
+    return MemoryNeed(workers, weight_bytes(headers, config, ELEMENT_BYTES[dtype]), kv, name)
+
+
+def check_memory(need: MemoryNeed, free: int, address_space: int | None) -> None:
+    """Raises StartError when the workers cannot fit. `address_space`: of each process; None: unlimited."""
+    if address_space is not None and need.weights > address_space:
+        raise StartError(
+            f"a worker needs {_gigabytes(need.weights)} for its weights in {need.dtype}, and a process may have "
+            f"{_gigabytes(address_space)} (ulimit -v){_ways(need)}"
+        )
+    if need.total <= free:
+        return
+    count = f"{need.workers} × " if need.workers > 1 else ""
+    kv = f" and {_gigabytes(need.kv)} for KV" if need.kv else ""
+    copies = ": each worker holds a copy" if need.workers > 1 else ""
+    raise StartError(
+        f"the workers need {count}{_gigabytes(need.weights)} for weights in {need.dtype}{kv}, "
+        f"{_gigabytes(free)} are free{copies}{_ways(need)}"
+    )
+
+
+def _ways(need: MemoryNeed) -> str:
+    half = "--dtype bfloat16 (spec.model.dtype) halves it, " if need.dtype == Dtype.FLOAT32 else ""
+    return f"; {half}`baton quantise --format int8` or int4 saves more, and a smaller model needs less"
+
+
+def free_memory() -> int:
+    """Bytes that processes on this machine can still get, within the limits of this one's control groups."""
+    return free_bytes(Device.CPU)
+
+
+def address_space_limit() -> int | None:
+    """The limit of a process's address space; None: there is none."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

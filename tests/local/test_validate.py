@@ -1,0 +1,120 @@
+"""`baton validate`: every fault of every manifest at once, without a cluster."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton_control.spec.foreign_fields import FOREIGN
+from baton_local.__main__ import main
+from baton_local.commands.validate import check_text, read_policy
+
+GOOD = """
+apiVersion: baton.dev/v1alpha1
+kind: LLMDeployment
+metadata: {name: chat}
+spec: {model: {source: "pvc://models/chat", servedName: chat, maxContextTokens: 4096}}
+"""
+NAMESPACE = "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n"
+CHART = Path(__file__).parents[2] / "charts" / "baton" / "values.yaml"
+
+
+def with_spec(text: str) -> str:
+    return GOOD.replace("maxContextTokens: 4096}}", f"maxContextTokens: 4096}}, {text}}}")
+
+
+def run(tmp_path: Path, *texts: str, flags: tuple[str, ...] = ()) -> int:
+    files = []
+    for number, text in enumerate(texts):
+        files.append(str(tmp_path / f"{number}.yaml"))
+        Path(files[-1]).write_text(text)
+    return main(["validate", *files, *flags])
+
+
+def test_valid_manifests_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, GOOD, f"{NAMESPACE}---{GOOD}") == 0
+    ended = capsys.readouterr()
+    assert ended.out == "2 LLMDeployments valid\n"
+    assert "note: " in ended.err
+    assert "document 1: 'Namespace' is not checked" in ended.err
+
+
+def test_all_faults_of_all_files_are_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = with_spec("prefill: {replica: 3}, slo: {ttft: {target: 500}}")
+    assert run(tmp_path, wrong, f"{GOOD}---{with_spec('decode: {replicas: 2}')}", "a: [") == 1
+    lines = capsys.readouterr().err
+    assert "0.yaml: spec.prefill.replica: unknown field: did you mean replicas?; known here: replicas" in lines
+    assert "0.yaml: spec.slo.ttft.target: 500 is not allowed: must be a duration" in lines
+    assert "1.yaml, document 2: spec.decode.replicas" in lines
+    assert "2.yaml: not usable YAML" in lines
+    assert "baton: 4 faults" in lines
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("decode: {minReplicas: 1}", "unknown field: KServe's minReplicas is replicas: {min: N}"),
+        ("max_model_len: 4096", "unknown field: vLLM's max_model_len is spec.model.maxContextTokens here"),
+        ("services: {}", "unknown field: Dynamo's services are spec.gateway, spec.prefill and spec.decode here"),
+    ],
+)
+def test_fields_of_other_systems_are_named_in_our_words(spec: str, words: str) -> None:
+    assert words in check_text(with_spec(spec), "x.yaml", None).problems[0]
+
+
+def test_every_foreign_field_is_refused_where_it_is_written() -> None:
+    """A name that becomes a field of ours has to leave the table."""
+    for name in FOREIGN:
+        for spec in (f"{name}: 1", f"prefill: {{{name}: 1}}"):
+            problems = check_text(with_spec(spec), "x.yaml", None).problems
+            assert any(FOREIGN[name] in problem for problem in problems), (name, spec)
+
+
+def test_objects_of_other_systems_are_named_and_are_no_fault(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    kserve = "apiVersion: serving.kserve.io/v1alpha1\nkind: LLMInferenceService\nmetadata: {name: x}\n"
+    assert run(tmp_path, kserve) == 1, "nothing was checked"
+    ended = capsys.readouterr().err
+    assert "KServe's LLMInferenceService is not checked: docs/api.md" in ended
+    assert "no LLMDeployment in" in ended
+
+
+def test_a_wrong_version_of_our_own_object_is_a_fault_and_not_a_note() -> None:
+    checked = check_text(GOOD.replace("v1alpha1", "v9"), "x.yaml", None)
+    assert "apiVersion" in checked.problems[0]
+    assert not checked.notes
+
+
+def test_a_policy_refuses_what_the_installation_does_not_allow(tmp_path: Path) -> None:
+    manifest = with_spec("prefill: {priorityClassName: high}")
+    assert run(tmp_path, manifest) == 0, "without a policy it is not checked"
+    assert run(tmp_path, manifest, flags=("--pod-policy", str(CHART))) == 1
+    allowed = read_policy("priorityClasses: [high]", "own.yaml")
+    assert check_text(manifest, "x.yaml", allowed).problems == ()
+
+
+@pytest.mark.parametrize("text", ["podPolicy: {labls: []}", "- a", "", "podPolicy: {labels: ['! x']}"])
+def test_a_policy_that_is_none_is_refused_by_the_name_of_its_file(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "policy.yaml").write_text(text)
+    assert run(tmp_path, GOOD, flags=("--pod-policy", str(tmp_path / "policy.yaml"))) == 2
+    assert "--pod-policy" in capsys.readouterr().err
+
+
+def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(GOOD.encode())))
+    assert main(["validate", "-"]) == 0
+    assert capsys.readouterr().out == "1 LLMDeployment valid\n"
+
+
+def test_a_file_that_is_not_there_is_a_fault_and_the_others_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    assert main(["validate", str(tmp_path / "none.yaml"), str(tmp_path / "good.yaml")]) == 1
+    assert "none.yaml: cannot be read" in capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""Log lines as JSON: one object a line, whatever a message has in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from baton_wire.log_format import JsonFormatter, LogFormat, chosen_format
+
+
+def line_of(message: str, *arguments: object, **options: object) -> dict[str, object]:
+    record = logging.LogRecord("baton.x", logging.WARNING, "f.py", 1, message, arguments, None)
+    for name, value in options.items():
+        setattr(record, name, value)
+    text = JsonFormatter().format(record)
+    assert "\n" not in text
+    line = json.loads(text)
+    assert isinstance(line, dict)
+    return line
+
+
+def test_a_line_has_time_level_logger_and_message() -> None:
+    line = line_of("two\nlines of %s", "text", created=1.0, msecs=250.0)
+    assert line == {
+        "time": "1970-01-01T00:00:01.250Z",
+        "level": "WARNING",
+        "logger": "baton.x",
+        "message": "two\nlines of text",
+    }
+
+
+def test_a_message_that_is_an_object_stays_one() -> None:
+    assert line_of('{"id": "req-1", "s": 2.5}')["fields"] == {"id": "req-1", "s": 2.5}
+    assert line_of("{not JSON")["message"] == "{not JSON"
+
+
+def test_a_traceback_is_in_the_same_line() -> None:
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        line = line_of("failed", exc_info=sys.exc_info())
+    assert "ValueError: broken" in str(line["traceback"])
+
+
+def test_a_flag_goes_before_the_environment_and_other_words_are_refused() -> None:
+    assert chosen_format(None, {}) is LogFormat.TEXT
+    assert chosen_format(None, {"BATON_LOG_FORMAT": "json"}) is LogFormat.JSON
+    assert chosen_format("text", {"BATON_LOG_FORMAT": "json"}) is LogFormat.TEXT
+    with pytest.raises(ValueError, match="BATON_LOG_FORMAT: 'xml' is not allowed: must be text or json"):
+        chosen_format(None, {"BATON_LOG_FORMAT": "xml"})
+
+
+def test_a_process_writes_what_it_was_told_to() -> None:
+    code = (
+        "import logging; from baton_wire.log_format import *; "
+        "configure_logging('INFO', LogFormat.JSON); logging.getLogger('a').info('hello'); "
+        "logging.getLogger('a').debug('no')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    [line] = ended.stderr.splitlines()
+    assert json.loads(line)["message"] == "hello"
