@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import math
 from collections.abc import Sequence
 from typing import Final
 
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_gateway.errors import Problem
+from baton_gateway.workers.linked_workers import LOAD_S
 from baton_gateway.workers.route import RoutePolicy, RouteQuery, pick
 from baton_gateway.workers.worker_view import WorkerView
 from baton_simulate.sessions.routing_policy import RoutedTurn, SimulatedWorker
@@ -16,8 +17,6 @@ from baton_wire.messages.values import Address, PairFingerprint, Role
 ADDRESS: Final = Address("simulated", 1)
 FINGERPRINT: Final = PairFingerprint(1, "", "", "", 1, 1, 1, "", "")
 BLOCK_TOKENS: Final = 64
-LATELY_S: Final = 60.0
-"""Workers report what they computed in this time."""
 
 
 class ProductionRouting:
@@ -25,14 +24,14 @@ class ProductionRouting:
 
     def __init__(self, model: WorkerModel) -> None:
         self._model = model
-        self._computed: dict[int, deque[tuple[float, int]]] = defaultdict(deque)
-        """When prompts were sent to each prefill worker, with the tokens that it had to compute."""
+        self._lately: dict[int, tuple[float, float]] = {}
+        """By worker: tokens that it was sent to compute, decayed as gateways do, and until when."""
 
     def choose(
         self, turn: RoutedTurn, prefill: Sequence[SimulatedWorker], decode: Sequence[SimulatedWorker], now: float
     ) -> tuple[int, int]:
-        views = [self._view(worker, Role.PREFILL, now) for worker in prefill]
-        views += [self._view(worker, Role.DECODE, now) for worker in decode]
+        views = [self._view(worker, Role.PREFILL, self._lately_tokens(worker, now)) for worker in prefill]
+        views += [self._view(worker, Role.DECODE) for worker in decode]
         cached = {_epoch(worker): worker.cached_tokens for worker in (*prefill, *decode) if worker.cached_tokens}
         tie = sum(number << place for place, (number, _) in enumerate(turn.prompt))
         total = turn.tokens + turn.output_tokens
@@ -42,16 +41,14 @@ class ProductionRouting:
         assert route.prefill is not None, "mode Always has two workers for each prompt"
         place = _place(prefill, route.prefill)
         missing = turn.tokens - prefill[place].cached_tokens
-        self._computed[prefill[place].number].append((now, missing))
+        self._lately[prefill[place].number] = self._lately_tokens(prefill[place], now) + missing, now
         return place, _place(decode, route.decode)
 
-    def _lately_tokens_s(self, worker: SimulatedWorker, now: float) -> float:
-        computed = self._computed[worker.number]
-        while computed and now - computed[0][0] > LATELY_S:
-            computed.popleft()
-        return sum(tokens for _, tokens in computed) / LATELY_S
+    def _lately_tokens(self, worker: SimulatedWorker, now: float) -> float:
+        tokens, until_s = self._lately.get(worker.number, (0.0, now))
+        return tokens * math.exp((until_s - now) / LOAD_S)
 
-    def _view(self, worker: SimulatedWorker, role: Role, now: float) -> WorkerView:
+    def _view(self, worker: SimulatedWorker, role: Role, lately_tokens: float = 0.0) -> WorkerView:
         blocks = self._model.kv_capacity_tokens // BLOCK_TOKENS
         return WorkerView(
             epoch=_epoch(worker),
@@ -68,8 +65,8 @@ class ProductionRouting:
             load_sequences=worker.sequences,
             load_tokens=worker.queued_tokens,
             prompt_tokens=worker.queued_tokens if role is Role.PREFILL else 0,
+            lately_tokens_s=lately_tokens / LOAD_S,
             max_sequences=self._model.max_sequences,
-            lately_tokens_s=self._lately_tokens_s(worker, now) if role is Role.PREFILL else 0.0,
             token_s=worker.token_s if role is Role.PREFILL else None,
             more_token_s=worker.token_s if role is Role.PREFILL else None,
         )
