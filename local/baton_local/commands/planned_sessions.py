@@ -18,8 +18,6 @@ SEED = 1
 
 def run_session_plan(options: argparse.Namespace) -> int:
     """Run the command. Raises StartError and ManifestError."""
-    if options.ttft <= 0:
-        raise StartError(f"--ttft: {options.ttft:g} is not allowed: must be over 0")
     if "," in options.accelerator:
         raise StartError(f"--accelerator: {options.accelerator} is not allowed with --sessions: must be one")
     shape, accelerator = shape_named(options.model), accelerator_named(options.accelerator)

@@ -73,7 +73,6 @@ def test_the_command_says_what_to_take_and_why(capsys: pytest.CaptureFixture[str
     ("arguments", "complaint"),
     [
         (["--sessions", "nothing"], "--sessions: 'nothing' is not allowed"),
-        (["--sessions", "agents", "--ttft", "0"], "--ttft: 0 is not allowed"),
         (["--sessions", "agents", "--accelerator", "h200,h100"], "--accelerator: h200,h100 is not allowed"),
     ],
 )
