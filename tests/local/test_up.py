@@ -73,6 +73,8 @@ class Rig:
         }
 
     def baton(self, *arguments: str) -> Ended:
+        """Run a command on the deployments of this directory alone: without the folder it would take the machine's."""
+        (self.directory / "runtime").mkdir(mode=0o700, exist_ok=True)
         return run_to_end((*BATON, *arguments), WAIT_S, self.extra)
 
     def start(self, *arguments: str, **fields: object) -> Child:
@@ -192,7 +194,7 @@ def test_a_process_that_hangs_is_killed_and_started_again(rig: Rig, role: str) -
     os.kill(pid, signal.SIGSTOP)
     eventually(lambda: rig.pids(role) not in ([pid], []), rig.progress())
     assert f"did not answer for {PATIENCE.silent_s:g} s, killed" in rig.progress()
-    assert "killed by SIGKILL" in rig.progress()
+    assert "killed by Baton, as said above" in rig.progress()
     assert {other: rig.pids(other) for other in others} == others
     eventually(lambda: rig.up.status()["ready"], rig.progress())
 
@@ -248,7 +250,7 @@ def test_a_worker_that_only_crashes_is_given_up(rig: Rig) -> None:
     up = rig.start()
     assert up.wait(WAIT_S) == 1
     last = rig.progress().splitlines()[-1]
-    assert "ended with status 1: it broke; logs are in" in last
+    assert "ended with status 1; its last log line: it broke; logs are in" in last
     logs = rig.baton("logs")
     assert logs.stdout.count("stand-in prefill says hello") == 3
 
@@ -280,7 +282,7 @@ def test_the_same_deployment_is_refused_while_it_runs(rig: Rig) -> None:
     again = rig.baton("up", "-f", str(rig.directory / "chat.yaml"), "--port", "0")
     assert (again.code, again.stdout) == (2, "")
     holder = f"default.chat is already running (pid {rig.up.child.pid})"
-    assert again.stderr == f"baton: {holder}: stop it first, or use another metadata.name\n"
+    assert again.stderr == f"baton: {holder}: stop it with `baton down chat`, or use another metadata.name\n"
 
 
 def test_the_logs_of_one_process_or_of_all_are_shown(rig: Rig) -> None:
@@ -314,7 +316,8 @@ def test_followed_logs_go_on_until_the_deployment_stops(rig: Rig) -> None:
         (("up", "-f", "x", "--device", "tpu"), "argument --device: 'tpu' is not allowed: must be one of cpu, cuda"),
         (("up", "-f", "x", "--processes", "0"), "must be an integer from 1 to 64"),
         (("up",), "one of the arguments MODEL -f/--file is required"),
-        (("down",), "invalid choice: 'down'"),
+        (("frobnicate",), "invalid choice: 'frobnicate'"),
+        (("down",), "baton: no deployment is running: start one with `baton up MODEL`"),
         (("ask", "hello", "--max-tokens", "0"), "must be an integer from 1 to"),
     ],
 )
