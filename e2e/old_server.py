@@ -5,10 +5,9 @@ long, on the way in it becomes what it was, so that the operator sees what it ap
 become expressions that every Pod of the role meets. A Job's `podFailurePolicy`, which
 it does not know either, is left out.
 
-The `ipFamilyPolicy` of a Service is left out, and put back: that server has one family.
-
 Budgets of policy/v1 are policy/v1beta1 there. What they say of Pods that are not ready is left out, and put back.
-Autoscalers of autoscaling/v2 are autoscaling/v2beta2 there, with the same fields.
+Autoscalers of autoscaling/v2 are autoscaling/v2beta2 there, with the same fields. The families of a Service's addresses
+are left out, and put back.
 
 Of an applied status it makes null what its owner leaves out again with all its fields or entries, and then refuses the
 null. Such a part is taken out first, by a merge patch, as later servers do by themselves. Nothing else is different.
@@ -27,7 +26,7 @@ import msgspec
 
 from baton_operator.__main__ import run
 from baton_operator.kube.http_client import HttpKubeApi, path_of
-from baton_operator.kube.kinds import AUTOSCALERS, BUDGETS, DEPLOYMENTS
+from baton_operator.kube.kinds import AUTOSCALERS, BUDGETS, DEPLOYMENTS, SERVICES
 from baton_operator.kube.kube_api import Invalid, KubeApi, Listing, ReadLater, Resource, WatchEvent
 from baton_operator.kube.object_fields import Manifest, mapping, mappings
 from baton_operator.kube.server_answers import error_of
@@ -103,7 +102,7 @@ def _sent(manifest: Manifest) -> Manifest:
         return {**manifest, "apiVersion": OLD_BUDGETS.api_version, **({"spec": spec} if spec else {})}
     if manifest.get("kind") == AUTOSCALERS.kind:
         return {**manifest, "apiVersion": OLD_AUTOSCALERS.api_version}
-    if manifest.get("kind") == "Service":
+    if manifest.get("kind") == SERVICES.kind:
         return {**manifest, "spec": {n: v for n, v in mapping(manifest["spec"]).items() if n != "ipFamilyPolicy"}}
     if manifest.get("kind") == "Job":
         return {**manifest, "spec": {n: v for n, v in mapping(manifest["spec"]).items() if n != "podFailurePolicy"}}
@@ -118,7 +117,7 @@ def _got(manifest: Manifest) -> Manifest:
         return {**manifest, "apiVersion": BUDGETS.api_version, "spec": spec}
     if manifest.get("apiVersion") == OLD_AUTOSCALERS.api_version:
         return {**manifest, "apiVersion": AUTOSCALERS.api_version}
-    if manifest.get("kind") == "Service" and mapping(manifest.get("spec")).get("clusterIP") != "None":
+    if manifest.get("kind") == SERVICES.kind:
         return {**manifest, "spec": {**mapping(manifest.get("spec")), "ipFamilyPolicy": "PreferDualStack"}}
     converted = inward(manifest) if manifest.get("kind") == "Deployment" else manifest
     assert isinstance(converted, dict)

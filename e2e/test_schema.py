@@ -49,6 +49,18 @@ VALUES: tuple[object, ...] = (
     ),
     *("500ms", "0s", "1h", "25h", "1e3s", "64Mi", "0Gi", "10GB/s", "4", "500m", "a/b", "-a", "a b", "a\nb", "a'b", "é"),
     *("0.5", ".5", "1.", "1.5Gi", ".5Gi", "8G", "1e3", "2E6", "9E", "4Ei", "9e99", "400m", "1m30s", "1m 30s", "5Zi"),
+    *(
+        "a..b/c",
+        "a.b/",
+        "/a",
+        "A.b/c",
+        f"{'a' * 64}.b/c",
+        f"a/{'b' * 63}",
+        f"a/{'b' * 64}",
+        f"{'a.' * 95}b/c",
+        "a/b/c",
+        "a_/b",
+    ),
     *("x" * 64, "x" * 600, "a; rm -rf /", "--flag", "../up", "http://host/x", "pvc://claim/a", "hf://org/name"),
     *([], ["a"], [1], [{}], ["a"] * 17, {}, {"a": "b"}, {"a": 1}, {"baton.dev/a": "b"}, {"foo": {}}),
 )
@@ -66,10 +78,12 @@ def leaves() -> Iterator[str]:
 INSIDE = {
     "spec.prefill.placement.tolerations": {"key": "a/b"},
     "spec.decode.resourceClaims": {"name": "gpu", "resourceClaimTemplateName": "gpu"},
+    "spec.pullSecrets": {"name": "a"},
 }
 FIELDS = {
     "spec.prefill.placement.tolerations": ("key", "operator", "value", "effect"),
     "spec.decode.resourceClaims": ("name", "resourceClaimTemplateName"),
+    "spec.pullSecrets": ("name",),
 }
 
 

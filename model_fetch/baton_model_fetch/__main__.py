@@ -13,12 +13,13 @@ import logging
 import os
 import re
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from baton_model_fetch.cache_volume import ModelFolder
 from baton_model_fetch.credentials import Credentials
-from baton_model_fetch.errors import FetchError, SourceRefused, VolumeRefused
+from baton_model_fetch.errors import Busy, FetchError, SourceRefused, VolumeRefused
 from baton_model_fetch.fetching import Watch, fetch
 from baton_model_fetch.file_system import explain
 from baton_model_fetch.progress import write
@@ -28,6 +29,9 @@ _log = logging.getLogger("baton.fetch")
 
 REFUSED = 3
 """Exit status; the Job's failure policy knows it too."""
+TURN_S, LOOK_S = 6 * 3600.0, 15.0
+"""Longest wait for another process that fetches the same model, and the time between two looks. A failed try instead
+would look like a fault, and a Job has few tries."""
 _KEY = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
@@ -42,6 +46,20 @@ class _FileProgress(Watch):
         if self._path is not None:
             with suppress(OSError):  # the fetch needs no progress file to go on
                 write(self._path, have, total)
+
+
+async def _fetch_in_turn(source: str, cache: ModelFolder, credentials: Credentials, watch: Watch) -> None:
+    """Fetch the model, after another process that fetches the same one into a shared cache. Raises FetchError,
+    OSError."""
+    until = time.monotonic() + TURN_S
+    while True:
+        try:
+            return await fetch(source, cache, credentials, watch)
+        except Busy as error:
+            if time.monotonic() >= until:
+                raise
+            _log.info("%s: waiting for it", error)
+            await asyncio.sleep(LOOK_S)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     cache = ModelFolder(options.cache, options.key)
     try:
         credentials = Credentials(options.credentials)
-        asyncio.run(fetch(options.source, cache, credentials, _FileProgress(options.progress)))
+        asyncio.run(_fetch_in_turn(options.source, cache, credentials, _FileProgress(options.progress)))
     except (SourceRefused, VolumeRefused) as error:
         _log.error("refused: %s", error)
         return REFUSED

@@ -55,7 +55,7 @@ class ModelFolder:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[folder_lock.HeldLock]:
-        """Hold the model's lock: a Pod that was given up may still run. Raises Interrupted while another has it."""
+        """Hold the model's lock: a Pod that was given up may still run. Raises Busy while another has it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with folder_lock.hold(self.folder / f".fetching-{self.key}.lock") as lock:
             yield lock

@@ -19,6 +19,7 @@ _log = logging.getLogger("baton.fetch")
 CHUNK = 4 << 20
 TRIES = 6
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+STALL_S, LEAST_BYTES = 300.0, 256 << 10
 
 Sign = Callable[[str, Mapping[str, str]], Mapping[str, str]]
 Amend = Callable[[RemoteFile, Mapping[str, str]], RemoteFile]
@@ -56,14 +57,34 @@ async def _continue(session: web.SourceSession, file: RemoteFile, path: Path, si
             raise Damaged(f"{file.path}: the server sent another range than the one asked for")
         with path.open("ab" if goes_on else "wb") as out:
             size = have if goes_on else 0
+            pace = BodyPace(asyncio.get_running_loop().time())
             async for chunk in reply.content.iter_chunked(CHUNK):
                 size += len(chunk)
+                if pace.is_stalled(len(chunk), asyncio.get_running_loop().time()):
+                    raise Interrupted(f"{file.path}: under {LEAST_BYTES >> 10} KiB came in {STALL_S:.0f} s")
                 if size > file.size:
                     raise Damaged(f"{file.path}: over {file.size} bytes came")
                 await asyncio.to_thread(_write, out, chunk, path)
         if size < file.size:
             raise Interrupted(f"{file.path}: {size} of {file.size} bytes came")
         return amend(file, reply.headers)
+
+
+class BodyPace:
+    """The speed of a body: one that only trickles is asked for again, which often helps with a server behind others.
+    `now`: seconds of a monotonic clock."""
+
+    def __init__(self, now: float) -> None:
+        self._since, self._bytes = now, 0
+
+    def is_stalled(self, size: int, now: float) -> bool:
+        """Count `size` bytes; True if fewer than LEAST_BYTES came in STALL_S."""
+        self._bytes += size
+        if now - self._since < STALL_S:
+            return False
+        is_slow = self._bytes < LEAST_BYTES
+        self._since, self._bytes = now, 0
+        return is_slow
 
 
 def _write(out: IO[bytes], chunk: bytes, path: Path) -> None:

@@ -5,6 +5,7 @@ FetchError
 ├── VolumeRefused asking again will not help: the cache volume has no room, or lacks what a fetch needs
 ├── Damaged       what arrived is not what the source said it would be
 └── Interrupted   a time-out, a lost connection or a server's 5xx: worth another try
+    └── Busy      another process fetches the same model into the same cache: worth waiting for
 """
 
 from __future__ import annotations
@@ -27,4 +28,8 @@ class Damaged(FetchError):
 
 
 class Interrupted(FetchError):
+    pass
+
+
+class Busy(Interrupted):
     pass

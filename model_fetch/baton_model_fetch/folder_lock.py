@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from baton_model_fetch.errors import Interrupted
+from baton_model_fetch.errors import Busy
 
 _log = logging.getLogger("baton.fetch")
 
@@ -30,17 +30,17 @@ class HeldLock:
     """A lock that this process holds."""
 
     def check(self) -> None:
-        """Raises Interrupted if another process has taken the lock over."""
+        """Raises Busy if another process has taken the lock over."""
 
 
 @contextlib.contextmanager
 def hold(path: Path) -> Iterator[HeldLock]:
-    """Hold the lock at `path`. Raises Interrupted while another process has it, OSError."""
+    """Hold the lock at `path`. Raises Busy while another process has it, OSError."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Interrupted(_HELD) from None
+            raise Busy(_HELD) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -77,7 +77,7 @@ class _LockFile(HeldLock):
 
     def check(self) -> None:
         if not self._is_ours():
-            raise Interrupted(_HELD)
+            raise Busy(_HELD)
 
     def _is_ours(self) -> bool:
         return _read(self._path).startswith(f"{self._token} ")
@@ -87,11 +87,11 @@ class _LockFile(HeldLock):
             file.write(f"{self._token} 0")
 
     def _take_over(self) -> None:
-        """Raises Interrupted if the file's holder lives, or another process takes it over first."""
+        """Raises Busy if the file's holder lives, or another process takes it over first."""
         seen, until = _read(self._path), time.monotonic() + STALE_S
         while time.monotonic() < until:
             if _read(self._path) != seen:
-                raise Interrupted(_HELD)
+                raise Busy(_HELD)
             time.sleep(min(RENEW_S, STALE_S / 4))
         stale = self._path.with_suffix(f".{self._token}")
         try:
@@ -99,7 +99,7 @@ class _LockFile(HeldLock):
             stale.unlink()
             self._create()
         except (FileExistsError, FileNotFoundError):
-            raise Interrupted(_HELD) from None
+            raise Busy(_HELD) from None
         _log.info("the cache was held by a process that is gone: %s", seen[:40])
 
     def _keep(self) -> None:

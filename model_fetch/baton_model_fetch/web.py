@@ -8,6 +8,7 @@ resolves names itself: what is inside by its name is refused before the proxy is
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from urllib.request import getproxies, proxy_bypass
@@ -21,6 +22,9 @@ from baton_model_fetch.errors import Damaged, FetchError, Interrupted, SourceRef
 CONNECT_S, READ_S = 20.0, 60.0
 MAX_REPLY_BYTES = 32 << 20
 MAX_REDIRECTS = 5
+MAX_REASON_BYTES, MAX_REASON = 4096, 160
+_CODE = re.compile(r'<Code>([^<]{1,80})</Code>|"(?:code|error)"\s*:\s*"([^"]{1,160})"')
+_MESSAGE = re.compile(r'<Message>([^<]{1,200})</Message>|"message"\s*:\s*"([^"]{1,200})"')
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}
 _WORDS = {401: "credentials are missing or not accepted", 403: "no access", 404: "not found", 410: "gone"}
 _NAME_IT = "name its host in the credentials' hosts"
@@ -79,7 +83,7 @@ async def opened(
                 target = reply.headers.get("Location") if reply.status in _REDIRECTS else None
                 if target is None:
                     if reply.status not in allow:
-                        check(reply.status, url)
+                        check(reply.status, str(at), await _reason(reply) if reply.status >= 400 else "")
                     yield reply
                     return
             before, at = at, _joined(at, target)
@@ -136,13 +140,25 @@ async def text(session: SourceSession, url: str, headers: Mapping[str, str]) -> 
         return body, reply.headers
 
 
-def check(status: int, url: str) -> None:
-    """Raises SourceRefused or Interrupted for a status that is not 2xx."""
+def check(status: int, url: str, reason: str = "") -> None:
+    """Raises SourceRefused or Interrupted for a status that is not 2xx. `reason`: the server's own."""
     if 200 <= status < 300:
         return
+    why = f" ({reason})" if reason else ""
     if status in _RETRIED:
-        raise Interrupted(f"{place(url)}: HTTP {status}")
-    raise SourceRefused(f"{place(url)}: HTTP {status}: {_WORDS.get(status, 'refused')}")
+        raise Interrupted(f"{place(url)}: HTTP {status}{why}")
+    raise SourceRefused(f"{place(url)}: HTTP {status}: {_WORDS.get(status, 'refused')}{why}")
+
+
+async def _reason(reply: aiohttp.ClientResponse) -> str:
+    """The code and the message with which a hub, a bucket or a registry explains a refusal; empty: none. It names what
+    a status cannot: an expired token, a wrong clock, a model that has to be asked for."""
+    parts = [reply.headers.get(name, "") for name in ("X-Error-Code", "X-Error-Message")]
+    if not any(parts):
+        body = (await reply.content.read(MAX_REASON_BYTES)).decode("utf-8", "replace")
+        parts = [match[1] or match[2] if (match := pattern.search(body)) else "" for pattern in (_CODE, _MESSAGE)]
+    words = " ".join(": ".join(part for part in parts if part).split())
+    return "".join(letter for letter in words if letter.isprintable())[:MAX_REASON]
 
 
 def place(url: str) -> str:

@@ -91,7 +91,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _unchang
             scopes = await scopes_for(api, settings.namespaces, open_files)
 
         def waits() -> str | None:
-            why = no_keys[-1] if no_keys else f"waits for the API server at {session.server}; the log says why"
+            why = [f"waits for the API server at {session.server}; the log says why", *(() if keys() else no_keys)][-1]
             return why if started is None else None
 
         def problems() -> list[str]:

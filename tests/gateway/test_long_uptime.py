@@ -18,7 +18,10 @@ from baton_testing.held_sizes import held_sizes
 from baton_wire.messages.values import Role
 
 BOUNDED = {
-    "PrefixAffinity._seen": "65,536 beginnings",
+    "SentPrompts._runs": "16,384 prompts, until a second after their first tokens",
+    "SentPrompts._latest": "some places of each of these",
+    "SentPrompts._settled": "the same prompts",
+    "ContextReuse._contexts": "16,384 contexts",
     "FormatCompiler._cache": "by bytes",
     "ParsedPartCache._parts": "by bytes",
     "AnswerLengths._ended": "a few for each length",
@@ -98,4 +101,4 @@ async def test_nothing_stays_of_tenants_prompts_and_connections_that_came_and_we
             await serve_batch(gateway, keys, batch)
         grown = await settled_growth(gateway, before)
     assert grown.keys() <= BOUNDED.keys(), grown
-    assert before["PrefixAffinity._seen"], "the caches are among what is counted"
+    assert before["SentPrompts._runs"], "the caches are among what is counted"

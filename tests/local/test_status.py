@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from baton_local.client import Answer, AnswerEnd
 from baton_local.commands.demo import report
 from baton_local.commands.status import as_json, as_text
-from baton_local.fleet.observation import ObservedCacheUse, GatewayState, Link, Observation, ObservedWorker, Transfer
+from baton_local.fleet.observation import GatewayState, Link, Observation, ObservedCacheUse, ObservedWorker, Transfer
 from baton_local.fleet.own_deployment import OwnDeploymentError, check_moved, is_paired, is_settled
 from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_wire.sketch import Sketch

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from aiohttp import web as aiohttp_web
 
 from baton_model_fetch import web as fetch_web
 from baton_model_fetch.errors import SourceRefused
 from baton_testing.fake_hub import REPOSITORY, FakeHub, served
+from baton_testing.fetch.local_server import serving
 from baton_testing.fetch.tunnel_proxy import TunnelProxy, private_certificate, tunnelling
 
 COMMIT = "a" * 40
@@ -122,3 +124,58 @@ async def test_hosts_that_the_proxy_must_not_see_are_dialled_at_public_addresses
     async with fetch_web.session() as session:
         with pytest.raises(SourceRefused, match="is not a public address"):
             await fetch_web.text(session, "https://127.0.0.2:1/", {})
+
+
+REASONS = {
+    "bucket": (
+        '<?xml version="1.0"?><Error><Code>RequestTimeTooSkewed</Code><Message>The difference between the request time '
+        "and the current time is too large.</Message></Error>",
+        {},
+        "HTTP 403: no access (RequestTimeTooSkewed: The difference between",
+    ),
+    "hub": (
+        "",
+        {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model org/x is restricted."},
+        "HTTP 403: no access (GatedRepo: Access to model org/x is restricted.)",
+    ),
+    "registry": (
+        '{"errors":[{"code":"DENIED","message":"requested access to the resource is denied"}]}',
+        {},
+        "HTTP 403: no access (DENIED: requested access to the resource is denied)",
+    ),
+    "hub's JSON": ('{"error":"Invalid username or password."}', {}, "(Invalid username or password.)"),
+    "a page": ("<html>" + "x" * 9000, {}, "HTTP 403: no access"),
+    "evil": ('{"error":"\x1b[2Jx\u202ey"}', {}, "([2Jxy)"),
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+async def test_the_servers_own_reason_is_told_with_the_status(kind: str) -> None:
+    body, headers, says = REASONS[kind]
+
+    def refuse(request: aiohttp_web.Request) -> aiohttp_web.StreamResponse:
+        return aiohttp_web.Response(status=403, text=body, headers=headers)
+
+    async with serving(refuse) as url, fetch_web.session(("127.0.0.1",)) as session:
+        with pytest.raises(SourceRefused) as caught:
+            await fetch_web.text(session, f"{url}/x?X-Amz-Signature=secret", {})
+    assert says in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 300
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_refusal_behind_a_redirect_names_the_host_that_refused() -> None:
+    """The hub's bodies come from other hosts, which a firewall may not know."""
+
+    def refuse(request: aiohttp_web.Request) -> aiohttp_web.StreamResponse:
+        return aiohttp_web.Response(status=403)
+
+    async with serving(refuse, "127.0.0.2") as store:
+
+        def hub(request: aiohttp_web.Request) -> aiohttp_web.StreamResponse:
+            raise aiohttp_web.HTTPFound(f"{store}/blob")
+
+        async with serving(hub) as url, fetch_web.session(("127.0.0.1", "127.0.0.2")) as session:
+            with pytest.raises(SourceRefused, match=rf"{store}/blob: HTTP 403"):
+                await fetch_web.text(session, url, {})

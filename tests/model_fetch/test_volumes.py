@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import logging
@@ -19,6 +20,7 @@ import pytest
 from baton_model_fetch import __main__ as program
 from baton_model_fetch import folder_lock
 from baton_model_fetch.cache_volume import RECORD, ModelFolder
+from baton_model_fetch.download import LEAST_BYTES, STALL_S, BodyPace
 from baton_model_fetch.errors import Interrupted, VolumeRefused
 from baton_model_fetch.file_system import explain
 from baton_model_fetch.listing import RemoteFile
@@ -261,3 +263,31 @@ def test_a_real_mount_is_refused_with_the_same_words(kind: str, tmp_path: Path) 
 def test_published_files_are_read_only_where_modes_exist(cache: ModelFolder) -> None:
     fetched(cache)
     assert stat.S_IMODE((cache.model / "config.json").stat().st_mode) == 0o444
+
+
+async def test_a_second_deployment_of_a_model_waits_for_the_first_and_fails_no_try(
+    cache: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "LOOK_S", 0.02)
+    with cache.alone():
+        second = asyncio.create_task(asyncio.to_thread(run, cache))
+        await asyncio.sleep(0.2)
+        assert not second.done()
+        for file, path in cache.prepare(SOURCE, FILES).items():
+            path.write_bytes(b"{}"[: file.size])
+        cache.publish(SOURCE, FILES)
+    assert await asyncio.wait_for(second, 20) == 0
+
+
+def test_a_wait_for_another_process_ends(cache: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "TURN_S", 0.0)
+    with cache.alone():
+        assert run(cache) == FAILED
+
+
+def test_a_body_that_only_trickles_is_stalled() -> None:
+    pace = BodyPace(0.0)
+    assert not any(pace.is_stalled(100, now) for now in (1.0, 60.0, STALL_S - 1))
+    assert pace.is_stalled(100, STALL_S)
+    assert not pace.is_stalled(LEAST_BYTES, 2 * STALL_S), "counted anew"
+    assert not pace.is_stalled(100, 2 * STALL_S + 1)

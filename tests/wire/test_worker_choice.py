@@ -19,13 +19,13 @@ def chosen(*options: WorkerOption, tie: int = 3) -> int:
     ("home", "place"),
     [
         (WorkerOption(400, 0), 1),
-        (WorkerOption(400, 31_199), 1),
-        (WorkerOption(400, 31_201), 0),
+        (WorkerOption(400, 46_799), 1),
+        (WorkerOption(400, 46_801), 0),
         (WorkerOption(400, 0, is_full=True), 0),
         (WorkerOption(400, 0, is_last_resort=True), 0),
-        (WorkerOption(400, 0, sequences=487), 1),
-        (WorkerOption(400, 0, sequences=488), 0),
-        (WorkerOption(400, 0, lately_tokens_s=31_000.0), 1),
+        (WorkerOption(400, 0, sequences=731), 1),
+        (WorkerOption(400, 0, sequences=732), 0),
+        (WorkerOption(400, 0, lately_tokens_s=46_000.0), 1),
     ],
 )
 def test_a_session_stays_at_home_until_its_wait_costs_more_than_computing_it_again(

@@ -42,12 +42,10 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, and the traceback of an error. A message that is a JSON
     object itself, as in the access log, stays an object, in `fields`."""
 
-    converter = time.gmtime
-
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
         fields = _object(message)
-        seconds = self.formatTime(record, "%Y-%m-%dT%H:%M:%S")
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, object] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname,

@@ -32,11 +32,16 @@ def allowed_at(location: tuple[int | str, ...]) -> str:
 
 def known_at(location: tuple[int | str, ...]) -> str:
     """The fields that an LLMDeployment may have at a place."""
+    model = model_at(location)
+    return ", ".join(fields_of(model)) if model else "none"
+
+
+def model_at(location: tuple[int | str, ...]) -> type[Model] | None:
+    """The API model at a place of an LLMDeployment; None: there is no mapping of fixed fields."""
     annotation: object = LLMDeployment
     for part in location:
         annotation, _ = _inside(annotation, part)
-    model = model_of(annotation)
-    return ", ".join(fields_of(model)) if model else "none"
+    return model_of(annotation)
 
 
 def words_of(field: FieldInfo) -> str:

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from baton_control.errors import FieldProblem, ManifestError, shown
-from baton_control.spec.allowed import allowed_at, known_at
+from baton_control.spec.allowed import allowed_at, known_at, model_at
 from baton_control.spec.api import LLMDeployment
-from baton_control.spec.foreign_fields import foreign_field
+from baton_control.spec.foreign_fields import explain_foreign
 from baton_wire.suggestions import suggestion
 
 MAX_FILE_BYTES = 256 << 10
@@ -208,8 +208,8 @@ def _problem(detail: ErrorDetails) -> FieldProblem:
 def _unknown(location: Location) -> str:
     """An unknown field in words, with what another system's field is called here, or what was probably meant."""
     known, name = known_at(location[:-1]), str(location[-1])
-    if foreign := foreign_field(name):
-        return f"unknown field: {foreign}"
+    if foreign := explain_foreign(model_at(location[:-1]), name):
+        return foreign
     return f"unknown field{suggestion(name, known.split(', '))}; known here: {known}"
 
 

@@ -19,6 +19,7 @@ from baton_control.spec.resource_quantities import BYTES, CPUS, Allowed, written
 
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _KEY = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+KEY_PATTERN = rf"^({_SUBDOMAIN}/)?{_KEY}$"
 
 Number = TypeVar("Number", int, float)
 
@@ -129,7 +130,7 @@ Origin = Annotated[
 ]
 QualifiedName = Annotated[
     str,
-    StringConstraints(pattern=rf"^({_SUBDOMAIN}/)?{_KEY}$", max_length=253),
+    StringConstraints(pattern=KEY_PATTERN, max_length=253),
     Allowed("a Kubernetes key such as example.com/tier"),
 ]
 LabelValue = Annotated[

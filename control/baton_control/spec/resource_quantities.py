@@ -40,9 +40,8 @@ class ResourceQuantity(Allowed):
     """The number of the smallest units that a matching text means."""
     show: Callable[[int], str]
     """The normal form of a number of the smallest units."""
-    least: str
     most: str
-    """Bounds, as a manifest writes them."""
+    """The greatest value, as a manifest writes it; the least is one of the smallest units."""
 
     def normal(self, value: object) -> str:
         """The normal form of a value. Raises PydanticCustomError for what is not a quantity within the bounds.
@@ -51,7 +50,7 @@ class ResourceQuantity(Allowed):
         ('500m', '4', '1536Mi', '8G', '1Ki')
         """
         count = self.count(written(value, self.pattern, takes_integers=True))
-        if not self.count(self.least) <= count <= self.count(self.most):
+        if not 1 <= count <= self.count(self.most):
             raise PydanticCustomError("quantity", "not within the bounds")
         return self.show(count)
 
@@ -95,7 +94,6 @@ CPUS: Final = ResourceQuantity(
     r"^([0-9]{1,9}(m|[.][0-9]{0,9})?|[.][0-9]{1,9})$",
     _milli_cpus,
     _show_cpus,
-    "1m",
     "999999",
 )
 BYTES: Final = ResourceQuantity(
@@ -103,6 +101,5 @@ BYTES: Final = ResourceQuantity(
     rf"^([0-9]{{1,19}}|{_NUMBER}([KMGTPE]i|[kMGTPE]|[eE][0-9]{{1,2}}))$",
     _bytes,
     _show_bytes,
-    "1",
     "4Ei",
 )

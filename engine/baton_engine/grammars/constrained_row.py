@@ -1,7 +1,8 @@
 """The constraints of one row: which tokens may come next. Its state is a matcher and a thought, both rebuilt from ids.
 
 A grammar begins after the thought. While the opening mark may still come, both the mark and the answer are allowed; if
-the whole mark is drawn, the answer begins anew after the thought. Stop ids are allowed where the grammar may end, and
+the whole mark is drawn, the answer begins anew after the thought. A few blanks may come between thought and answer:
+models are used to a blank line there, which no grammar knows. Stop ids are allowed where the grammar may end, and
 nowhere else.
 """
 
@@ -18,7 +19,7 @@ from llguidance import LLMatcher
 from baton_engine.grammars.answer_matcher import AnswerMatcher, CompiledGrammar
 from baton_engine.grammars.blank_runs import TEXT
 from baton_engine.grammars.thought_tracker import ThoughtStage, ThoughtTracker
-from baton_engine.grammars.vocabulary import Vocabulary, Words, bits_of, ids_in, spelling_begins
+from baton_engine.grammars.vocabulary import MAX_LEAD, Vocabulary, Words, bits_of, ids_in, spelling_begins
 from baton_kernels.sampling.token_mask import WORD_BITS, looking
 from baton_wire.messages.values import SamplingParams
 
@@ -103,6 +104,8 @@ class ConstrainedRow:
         self.is_mask_due = True
         """True when the matcher has advanced since its mask was computed. The caller that computes it sets it to
         False."""
+        self._lead_left = 0
+        """Blanks that may still come between a thought and the answer."""
         self._index = 0
         self.is_over = False
         """True when the answer has ended."""
@@ -185,6 +188,7 @@ class ConstrainedRow:
         if before is ThoughtStage.INSIDE:
             if self._stage is ThoughtStage.OVER:
                 self._begin_answer()
+                self._lead_left = 0 if self._answer is None else MAX_LEAD
         elif self._stage is ThoughtStage.INSIDE:
             self._answer = None
         else:
@@ -230,6 +234,8 @@ class ConstrainedRow:
         """Take a token of the answer, which may still belong to the mark that opens a thought."""
         if token in self.ends.ids:
             self.is_over = True
+        elif self._lead_left and self._is_lead(token):
+            self._lead_left -= self._vocabulary.lead_sizes[token]
         elif self._answer is None:
             if self._compiled is not None and self._stage is not ThoughtStage.OPENING:
                 self._failure = "the row left the mark that opens its thought"
@@ -240,6 +246,13 @@ class ConstrainedRow:
             if self._stage is not ThoughtStage.OPENING and not goes_on:
                 self._answer.take(token)
                 self.is_mask_due = True
+
+    def _is_lead(self, token: int) -> bool:
+        """Return True if a token is a blank before the answer; one with which the answer may begin belongs to it."""
+        begins = self._compiled is None or bool(self._compiled.first[token // WORD_BITS] >> (token % WORD_BITS) & 1)
+        if begins or self._vocabulary.lead_sizes.get(token, MAX_LEAD + 1) > self._lead_left:
+            self._lead_left = 0
+        return self._lead_left > 0
 
     def _goes_on_with_blanks(self, token: int) -> bool:
         """Count the token's blanks. True when they continue an indentation, which is endless for the matcher. So the
@@ -266,6 +279,9 @@ class ConstrainedRow:
             leaves_some = bool(words.any())
         if self._thought is not None and self._thought.opening is not None:
             _allow(words, self._thought.opening)
+            leaves_some = True
+        if self._lead_left:
+            words |= self._vocabulary.leads[self._lead_left]
             leaves_some = True
         if may_end and (self._index >= self._min_tokens or not leaves_some):
             for token in self.ends.ids:

@@ -17,6 +17,8 @@ from baton_engine.grammars.cached_tokenizer import CachedTokenizer
 from baton_kernels.sampling.token_mask import WORD_BITS, mask_words
 
 Words = npt.NDArray[np.uint32]
+MAX_LEAD = 4
+"""The most spaces and line ends between a thought and an answer with a grammar: models are used to one blank line."""
 
 
 class VocabularyError(Exception):
@@ -40,6 +42,10 @@ class Vocabulary:
     """By id, its effect on a run of blanks (see `blank_runs`)."""
     blank_ids: frozenset[int]
     """Ids whose text is nothing but spaces and tabs."""
+    lead_sizes: Mapping[int, int]
+    """Ids whose text is at most `MAX_LEAD` spaces and line ends, with how many."""
+    leads: tuple[Words, ...]
+    """By a number of characters, [W]: the ids in `lead_sizes` of at most this size."""
 
     @property
     def words(self) -> int:
@@ -83,6 +89,9 @@ def read_vocabulary(tokenizer_json: str, end_ids: tuple[int, ...], vocab_size: i
     marks = tuple(token for token in spelling.special_token_ids if token < own)
     texts = spelling.tokens[:own]
     led = tuple(token for token, text in enumerate(texts) if text.startswith((b" ", b"\t")))
+    lead_sizes = {
+        token: len(text) for token, text in enumerate(texts) if 0 < len(text) <= MAX_LEAD and not text.strip(b" \n")
+    }
     return Vocabulary(
         tokenizer=tokenizer,
         known=bits_of(range(own), words),
@@ -91,6 +100,11 @@ def read_vocabulary(tokenizer_json: str, end_ids: tuple[int, ...], vocab_size: i
         unblank=~bits_of(led, words),
         blank_runs=blank_runs([*texts, *[b""] * (words * WORD_BITS - own)]),
         blank_ids=frozenset(token for token in led if not texts[token].strip(b" \t")),
+        lead_sizes=lead_sizes,
+        leads=tuple(
+            bits_of(tuple(token for token, size in lead_sizes.items() if size <= most), words)
+            for most in range(MAX_LEAD + 1)
+        ),
     )
 
 

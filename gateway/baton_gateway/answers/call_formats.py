@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton_gateway.answers.call_readers import NAME, Tools, finish_call, read_call_name
-from baton_gateway.answers.json_calls import read_arguments, read_call_object, read_json_calls, read_python_object
-from baton_gateway.answers.python_calls import read_python_calls
+from baton_gateway.answers.json_calls import read_arguments, read_call_object, read_json_calls
+from baton_gateway.answers.python_calls import read_python_calls, read_python_object
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
 
 FUNCTION_END = "</function>"
@@ -71,12 +71,11 @@ class JsonCalls:
         if is_marked:
             yield from feed.expect(mark)
             yield from feed.expect("[")
-        is_whole = is_marked and (yield from read_python_object(feed, (self.close,)))
-        is_whole = is_whole or (yield from read_call_object(feed, names))
+        is_whole = yield from _read_object(feed, names)
         while is_whole and not single_call and (yield from _is_next_object(feed)):
             feed.hold()
             yield from feed.expect(",")
-            if not (yield from read_call_object(feed, names)):
+            if not (yield from _read_object(feed, names)):
                 is_whole = False
                 if feed.is_holding:
                     feed.roll_back()
@@ -190,7 +189,7 @@ class MistralCalls:
             feed.roll_back()
 
     def _read_list(self, feed: TextFeed, names: Tools | None, single_call: bool) -> Steps[None]:
-        while (yield from read_call_object(feed, names)) and not single_call:
+        while (yield from _read_object(feed, names)) and not single_call:
             yield from feed.skip_blanks()
             if (yield from feed.starts_with("]")):
                 feed.take("]", SpanKind.MARK)
@@ -222,6 +221,12 @@ class PythonCalls:
             yield from read_json_calls(feed, tools, single_call, (";", ","))
         else:
             yield from read_python_calls(feed, tools, single_call)
+
+
+def _read_object(feed: TextFeed, names: Tools | None) -> Steps[bool]:
+    """Read a call as an object of JSON, or after a mark as a dict of Python."""
+    is_python = names is None and (yield from read_python_object(feed))
+    return is_python or (yield from read_call_object(feed, names))
 
 
 def _is_next_object(feed: TextFeed) -> Steps[bool]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Sequence
 
 import msgspec
 
-from baton_gateway.answers.python_literals import translate_literal
-from baton_gateway.answers.text_feed import MAX_STRING_CHARS, SpanKind, Steps, TextFeed
+from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
 
 MAX_NAME_CHARS = 512
 NO_ARGUMENTS = "{}"
@@ -70,29 +68,6 @@ def read_json_calls(
         yield from feed.expect(separator or "")
     if feed.is_holding:
         feed.roll_back()
-
-
-def read_python_object(feed: TextFeed, ends: Sequence[str]) -> Steps[bool]:
-    """Read one call that a model wrote as a dict of Python, up to one of the marks. True: it was one."""
-    yield from feed.skip_blanks()
-    if not (yield from feed.starts_with("{'")):
-        return False
-    raw = yield from feed.read_until(ends, MAX_STRING_CHARS)
-    raw = feed.unread if raw is None and feed.has_ended else raw
-    translated = None if raw is None else translate_literal(raw)
-    if raw is None or translated is None:
-        return False
-    try:
-        value = msgspec.json.decode(translated)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    arguments = value.get("arguments", value.get("parameters", {})) if isinstance(value, dict) else None
-    if not isinstance(arguments, dict) or not isinstance(name := value.get("name"), str) or not name:
-        return False
-    feed.take("", SpanKind.NAME, name)
-    feed.commit()
-    feed.take(raw, SpanKind.ARGUMENTS, json.dumps(arguments, ensure_ascii=False))
-    return True
 
 
 def _read_name(feed: TextFeed, names: Collection[str] | None) -> Steps[bool]:

@@ -62,7 +62,7 @@ class OutputParser:
         self._single = single_call
         self._bound = bound
         usual_gap = "\n" if form.is_harmony else ""  # between messages
-        self._gaps = TextGaps(SpanKind.CONTENT, usual_gap), TextGaps(SpanKind.REASONING, usual_gap)
+        self._gaps, self._thought_gaps = TextGaps(usual_gap), TextGaps(usual_gap)
         self._call_id = call_id
         self._calls = 0
         self._arguments: list[str] = []
@@ -128,13 +128,19 @@ class OutputParser:
         return [replace(span, kind=SpanKind.MARK) if span.kind is SpanKind.CONTENT else span for span in spans]
 
     def parts(self, spans: Sequence[TextSpan]) -> tuple[AnswerPart, ...]:
-        parts = (("".join(gaps.before(span) for gaps in self._gaps), span) for span in spans)
-        return tuple(merge_parts([self._part(span, gap) for gap, span in parts if span.kind is not SpanKind.MARK]))
+        parts: list[AnswerPart] = []
+        for span in spans:
+            if span.kind is SpanKind.MARK:
+                self._gaps.pass_mark(span)
+                self._thought_gaps.pass_mark(span)
+            else:
+                parts.append(self._part(span))
+        return tuple(merge_parts(parts)) if len(parts) > 1 else tuple(parts)
 
-    def _part(self, span: TextSpan, gap: str) -> AnswerPart:
+    def _part(self, span: TextSpan) -> AnswerPart:
         match span.kind:
             case SpanKind.REASONING:
-                return ReasoningPart(gap + span.text)
+                return ReasoningPart(self._thought_gaps.before(span) + span.text)
             case SpanKind.NAME:
                 self._calls += 1
                 self._arguments = []
@@ -143,7 +149,7 @@ class OutputParser:
                 self._arguments.append(span.text)
                 return ArgumentsPart(self._calls - 1, span.text)
             case _:
-                return ContentPart(gap + span.text)
+                return ContentPart(self._gaps.before(span) + span.text)
 
     def _advance(self) -> None:
         if self._steps is not None:

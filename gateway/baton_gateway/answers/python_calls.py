@@ -6,6 +6,8 @@ import json
 import re
 from dataclasses import dataclass
 
+import msgspec
+
 from baton_gateway.answers.call_readers import Tools, read_call_name
 from baton_gateway.answers.json_calls import MAX_NAME_CHARS, NO_ARGUMENTS
 from baton_gateway.answers.python_literals import translate_literal
@@ -30,6 +32,26 @@ def read_python_calls(feed: TextFeed, tools: Tools, single_call: bool) -> Steps[
         yield from feed.expect(",")
     if feed.is_holding:
         feed.roll_back()
+
+
+def read_python_object(feed: TextFeed) -> Steps[bool]:
+    """Read one call that a model wrote as a dict of Python with name and arguments. True: it was one."""
+    yield from feed.skip_blanks()
+    if not (yield from feed.starts_with("{'")):
+        return False
+    raw = yield from _read_literal(feed, is_dict=True)
+    translated = None if raw is None else translate_literal(raw)
+    try:
+        value = msgspec.json.decode(translated or "null")
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    arguments = value.get("arguments", value.get("parameters", {})) if isinstance(value, dict) else None
+    if raw is None or not isinstance(arguments, dict) or not isinstance(name := value.get("name"), str) or not name:
+        return False
+    feed.take("", SpanKind.NAME, name)
+    feed.commit()
+    feed.take(raw, SpanKind.ARGUMENTS, json.dumps(arguments, ensure_ascii=False))
+    return True
 
 
 def _read_call(feed: TextFeed, tools: Tools) -> Steps[bool]:
@@ -66,9 +88,11 @@ def _read_call(feed: TextFeed, tools: Tools) -> Steps[bool]:
     return False
 
 
-def _read_literal(feed: TextFeed) -> Steps[str | None]:
-    """Return the text up to the comma or bracket that ends a value; those within strings and brackets do not."""
-    scan = _LiteralScan()
+def _read_literal(feed: TextFeed, is_dict: bool = False) -> Steps[str | None]:
+    """Return the text up to the comma or bracket that ends a value; those within strings and brackets do not.
+    `is_dict`: the value is a dict, with its bracket.
+    """
+    scan = _LiteralScan(is_dict)
     while True:
         text = feed.unread
         if scan.go_on(text, feed.has_ended):
@@ -82,6 +106,8 @@ def _read_literal(feed: TextFeed) -> Steps[str | None]:
 class _LiteralScan:
     """How far a growing text was searched for the end of a literal."""
 
+    is_dict: bool
+    """True if the literal ends with the bracket that closes its first one."""
     place: int = 0
     quote: str = ""
     """The quotes, one or three, that end the string at this place; empty: it is in none."""
@@ -102,6 +128,8 @@ class _LiteralScan:
                     return True
                 self.depth -= character != ","
             self.place += 1
+            if self.is_dict and self.depth == 0:
+                return True
         return False
 
     def _step_through_string(self, text: str, character: str) -> None:

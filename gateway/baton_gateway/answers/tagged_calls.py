@@ -126,8 +126,9 @@ class TaggedCalls:
 
     def _stream_raw(self, feed: TextFeed) -> Steps[str | None]:
         """Stream a string up to the text that ends it, which stays unread; None: the answer ends first."""
+        closes = (*self.value_closes, *self._ends)
         while True:
-            close = yield from feed.stream_until((*self.value_closes, *self._ends), SpanKind.ARGUMENTS, write=_escape)
+            close = yield from feed.stream_until(closes, SpanKind.ARGUMENTS, write=_escape)
             if close is None or (yield from self._is_end(feed, 0, close)):
                 return close
             feed.take(close, SpanKind.ARGUMENTS, _escape(close))

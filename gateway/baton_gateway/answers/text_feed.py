@@ -51,10 +51,11 @@ def partial_match_length(text: str, marks: Sequence[str]) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of one of the marks."""
     longest = 0
     for mark in marks:
-        for length in range(min(len(mark) - 1, len(text)), longest, -1):
-            if text.endswith(mark[:length]):
-                longest = length
-                break
+        begin = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+        while begin >= 0 and len(text) - begin > longest:
+            if mark.startswith(text[begin:]):
+                longest = len(text) - begin
+            begin = text.find(mark[0], begin + 1)
     return longest
 
 
@@ -248,7 +249,8 @@ class TextFeed:
         The mark stays unread, and the blanks before it if `strip`. `write`: converts the text for the answer.
         """
         while True:
-            matches = [(place, -len(mark), mark) for mark in marks if (place := self.find(mark)) >= 0]
+            text = self._text
+            matches = [(place, -len(mark), mark) for mark in marks if mark in text and (place := self.find(mark)) >= 0]
             if matches:
                 place, _, mark = min(matches)
                 before = self._text[:place]

@@ -145,7 +145,7 @@ def _either_rules(
     if not syntax.first:
         begin = f"<[{marks[syntax.mark]}]> " if syntax.bare_prefix and syntax.mark in marks else ""
         called = f"({calls} | {begin}{calls})" if begin else calls
-        return (f"start: BLANK? {called} | answer", r"BLANK: /\n{1,2}/", call)
+        return (f"start: {called} | answer", call)  # a blank before both would be a part of the answer
     head, end = to_terms(START + ASSISTANT, marks), to_terms(ENDS[0], marks)
     last = to_terms(f"{CHANNEL}{CHANNELS[-1]}{MESSAGE}", marks)
     if not is_distinguishable:

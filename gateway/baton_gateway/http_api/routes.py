@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from urllib.parse import parse_qs
 
 from aiohttp import HttpVersion11, web
 
@@ -273,8 +272,7 @@ class HttpApi:
             return await self._send(request, [await self._tokenising.tokenize(raw, tenant, body.charged.take)])
 
     async def _tokenizer_info(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        names = parse_qs(request.raw_path.partition("?")[2], max_num_fields=8).get("model", [])
-        return web.Response(body=self._tokenising.info(names[0] if names else None), headers=JSON)
+        return web.Response(body=self._tokenising.info(request.raw_path), headers=JSON)
 
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:

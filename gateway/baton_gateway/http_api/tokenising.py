@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -31,6 +32,7 @@ from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.request_limits import ModelLimits
 from baton_wire.messages.values import PACKED_ID_BYTES, unpack_ids
 
+MAX_QUERY_FIELDS = 8
 MAX_AT_ONCE = 256
 """The most requests of one holder that run or wait here."""
 
@@ -139,10 +141,14 @@ class Tokenising:
         [packed] = await self._encoder.encode([chat_prompt(rendered, text, limits)], tenant.name)
         return len(packed) // PACKED_ID_BYTES
 
-    def info(self, model: str | None) -> bytes:
+    def info(self, target: str) -> bytes:
         """Return the answer of `/tokenizer_info`: template, special tokens and context, as evaluation clients ask for
-        them. Raises RefusedError."""
-        text, limits = self._find_model(model)
+        them. `target`: with `?model=`, where several are served. Raises RefusedError."""
+        try:
+            names = parse_qs(target.partition("?")[2], max_num_fields=MAX_QUERY_FIELDS).get("model", [])
+        except ValueError:
+            raise invalid("model", f"At most {MAX_QUERY_FIELDS} query fields are allowed.", "bad_request") from None
+        text, limits = self._find_model(names[0] if names else None)
         bundle = text.bundle
         special = {name: bundle.special_tokens.get(name) for name in SPECIAL_NAMES}
         return _encode(

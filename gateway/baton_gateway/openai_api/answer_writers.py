@@ -6,6 +6,7 @@ A held answer consists of bytes that are encoded as they come.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,7 +18,10 @@ from baton_gateway.openai_api.json_pieces import EncodedJson, JsonBytes
 from baton_gateway.openai_api.logprob_json import CompletionLogprobs, LogprobsJson
 from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, Usage
 from baton_gateway.text.choice_text import Increment
+from baton_wire.messages.values import PACKED_ID_BYTES, unpack_ids
 
+ID_BYTES = 16
+"""One token id, collected and as JSON."""
 MARGIN_BYTES = 64 << 10
 """The least that a growing answer charges at once."""
 
@@ -95,6 +99,8 @@ class _CollectedChoice:
     finish: str = ""
     stop: str | None = None
     prompt: EncodedJson | None = None
+    ids: array[int] | None = None
+    """The ids of the tokens so far; None: they are not requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,10 @@ class CollectingWriter:
         self._charge.begin(answer.ahead_bytes)
         self._answer = answer
         self._choices = [_CollectedChoice(answer.logprobs()) for _ in range(answer.num_choices)]
+        if answer.prompt_ids is not None:
+            for choice in self._choices:
+                choice.ids = array("I")
+            self._grow(sum(map(len, answer.prompt_ids)) * ID_BYTES // PACKED_ID_BYTES)
 
     def prompt(self, choice: int, scores: EncodedJson) -> None:
         if not self.done.done():
@@ -148,6 +158,9 @@ class CollectingWriter:
         size = collected.message.add(increment.output_parts)
         if increment.tokens and collected.logprobs is not None:
             size += collected.logprobs.add(increment.tokens)
+        if collected.ids is not None:
+            collected.ids.extend(increment.ids)
+            size += ID_BYTES * len(increment.ids)
         if increment.finish is not None:
             collected.finish, collected.stop = increment.finish_reason or "", increment.stop
         if size:
@@ -162,10 +175,15 @@ class CollectingWriter:
         if problem is not None or self._answer is None:
             self.done.set_result(problem or internal_error())
             return
+        prompts = [None] if self._answer.prompt_ids is None else list(map(unpack_ids, self._answer.prompt_ids))
+        choices_per_prompt = max(1, len(self._choices) // len(prompts))
         choices = [
-            FinishedChoice(choice.message, choice.logprobs, choice.finish, choice.prompt, choice.stop)
-            for choice in self._choices
-        ]
+            FinishedChoice(
+                choice.message, choice.logprobs, choice.finish, choice.prompt, choice.stop, choice.ids,
+                prompts[number // choices_per_prompt],
+            )
+            for number, choice in enumerate(self._choices)
+        ]  # fmt: skip
         self.done.set_result(CollectedAnswer(self._form, self._answer, choices, usage, self._size))
 
     def _grow(self, size: int) -> None:

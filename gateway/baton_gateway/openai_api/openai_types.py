@@ -52,7 +52,6 @@ _NOT_SERVED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("allowed_token_ids", "use 'structured_outputs' or 'logit_bias'", ()),
     ("bad_words", "use 'logit_bias'", ([],)),
     ("logits_processors", "clients' code does not run here", ([],)),
-    ("return_token_ids", "'logprobs' reports the tokens", (False,)),
     ("return_tokens_as_token_ids", "'logprobs' reports the tokens", (False,)),
     ("spaces_between_special_tokens", "texts are what their tokens say", (True,)),
     ("kv_transfer_params", "workers find each other", ({},)),
@@ -106,6 +105,8 @@ class Options:
     """The format that the answer must follow; None: any."""
     ignored: tuple[str, ...] = ()
     """Names of unknown fields that were ignored, as this gateway is configured."""
+    returns_token_ids: bool = False
+    """True if the answer has the ids of its prompt's and its own tokens."""
     prompt_cache_key: str = ""
     """The client's name of the session; a hint for routing."""
     alias: str | None = None
@@ -177,6 +178,9 @@ def _options(
     prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
     if prompt_logprobs is not None and stream:
         raise unsupported("prompt_logprobs", "a stream has no field for them; use 'echo' with 'logprobs'")
+    returns_token_ids = fields.flag("return_token_ids", False)
+    if returns_token_ids and stream:
+        raise unsupported("return_token_ids", "a stream has no field for them")
     alternatives = [count for count in (prompt_logprobs, logprobs if echo else None) if count is not None]
     include_usage, continuous_usage = _stream_options(fields.take("stream_options"), stream)
     options = Options(
@@ -208,6 +212,7 @@ def _options(
         continuous_usage=continuous_usage,
         cache_salt=fields.text("cache_salt", 64) or "",
         output_format=read_output_format(fields),
+        returns_token_ids=returns_token_ids,
         prompt_cache_key=fields.peek_text("prompt_cache_key"),
     )
     if options.output_format is not None:

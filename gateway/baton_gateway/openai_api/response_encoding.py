@@ -67,6 +67,8 @@ class AnswerHead:
     """Bytes that are charged before the first token."""
     token_bytes: int = 0
     """Approximate bytes of one token in a stream."""
+    prompt_ids: tuple[bytes, ...] | None = None
+    """The ids of each prompt, packed, if they are requested; None: they are not."""
 
     def logprobs(self) -> LogprobsJson | None:
         """Build the empty log probabilities of a choice or chunk; None: none are reported."""
@@ -110,6 +112,10 @@ class FinishedChoice:
     """Log probabilities of the prompt's tokens, if they are requested in their own field."""
     stop: str | None = None
     """The stop string that ended the choice."""
+    ids: Sequence[int] | None = None
+    """The ids of its tokens, if they are requested."""
+    prompt_ids: Sequence[int] | None = None
+    """The ids of its prompt's tokens, if they are requested."""
 
 
 def error_body(problem: Problem, request_id: str | None = None) -> bytes:
@@ -150,6 +156,11 @@ def response_body(head: ResponseHead, choices: Sequence[FinishedChoice], usage: 
         if choice.prompt is not None:  # as in vLLM: a chat has one prompt, a completion's choices may differ
             place = body if head.endpoint is ApiEndpoint.CHAT else entry
             place["prompt_logprobs"] = choice.prompt
+        if choice.ids is not None:
+            entry["token_ids"] = list(choice.ids)
+        if choice.prompt_ids is not None:  # in the same places as the log probabilities of the prompt
+            place = body if head.endpoint is ApiEndpoint.CHAT else entry
+            place["prompt_token_ids"] = list(choice.prompt_ids)
         entries.append(entry)
     return json_pieces(body | {"choices": entries, "usage": usage.fields()})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -142,7 +142,11 @@ class LiveRequest:
         if options.max_tokens == 0:
             increment = Increment("", finish=Finish.LENGTH)
         else:
-            increment = self.texts[choice].push(delivered.ids, delivered.logprobs, delivered.finish)
+            text = self.texts[choice]
+            before = text.counted
+            increment = text.push(delivered.ids, delivered.logprobs, delivered.finish)
+            if options.returns_token_ids:
+                increment = replace(increment, ids=delivered.ids[: max(0, increment.counted - before)])
         if delivered.is_first and (self.scores is not None or self.echoes):
             self._begin_choice(choice, self.prompt_of(choice))
         return increment

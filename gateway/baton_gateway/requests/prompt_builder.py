@@ -135,4 +135,5 @@ def _answer_head(
         is_held=options.is_held,
         ahead_bytes=answer_bytes(request, prompts),
         token_bytes=token_bytes(options.logprobs),
+        prompt_ids=tuple(prompt.packed for prompt in prompts) if options.returns_token_ids else None,
     )

@@ -41,6 +41,8 @@ class Increment:
     """The stop string that ended the text; set with `finish`."""
     parts: tuple[AnswerPart, ...] | None = None
     """The parts of the answer that became clear; None: all of the text is content."""
+    ids: tuple[int, ...] = ()
+    """The tokens that the increment counts, if the client wants their ids."""
     has_calls: bool = False
     """True if the choice has called a tool so far. After a stop string: whether the last call was complete."""
 
@@ -100,6 +102,11 @@ class ChoiceText:
         self._released = text_offset
         self._pending: deque[tuple[TokenInfo, int]] = deque()
         self.finish: Finish | None = None
+
+    @property
+    def counted(self) -> int:
+        """Tokens that were pushed so far."""
+        return self._counted
 
     def push(self, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None, finish: Finish | None) -> Increment:
         """Take the next ids. With `finish` STOP the last one is a stop id, not rendered unless stops are included."""

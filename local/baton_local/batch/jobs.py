@@ -212,6 +212,8 @@ class Desk:
             options = request.options
             if options.stream:
                 raise unsupported("stream", "a batch does not stream answers")
+            if request.options.returns_token_ids:
+                raise unsupported("return_token_ids", "a batch does not report them")
             if options.model not in self._names:
                 raise RefusedRequestError(model_not_found(options.model, self._names))
             if options.n > self._max_choices:

@@ -14,6 +14,8 @@ from baton_control.sizing.inputs.roofline import balance_batch, worker_model
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_local.argument_types import time_or
 from baton_local.command_parser import add_renamed
+from baton_local.commands.planned_sessions import run_session_plan
+from baton_local.commands.session_options import add_session_options
 from baton_local.errors import StartError
 from baton_local.hardware_arguments import accelerator_named, shape_named
 from baton_wire.rules.hardware import ACCELERATORS, Accelerator
@@ -58,6 +60,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tpot", type=time_or("ms"), default="25ms", metavar="TIME", help="target for the batch of a decode worker"
     )
+    add_session_options(parser).add_argument(
+        "--ttft", type=time_or("ms"), default="2s", metavar="TIME", help="target for the first token of a turn"
+    )
+    parser.set_defaults(prompt_tokens=None, output_tokens=None, shared_tokens=None, beginnings=None)
+    parser.set_defaults(rate_scale=1.0, duration=None)
     parser.add_argument(
         "--price",
         metavar="X,…",
@@ -72,6 +79,8 @@ def run_plan(options: argparse.Namespace) -> int:
     if min(options.prompt, options.output, options.tpot) <= 0:
         raise StartError("--prompt, --output and --tpot must be over 0")
     shape = shape_named(options.model)
+    if options.sessions is not None:
+        return run_session_plan(options)
     accelerators = [accelerator_named(name) for name in options.accelerator.split(",")]
     prices: list[float | None] = [None] * len(accelerators) if options.price is None else _prices(options.price)
     if len(prices) != len(accelerators):

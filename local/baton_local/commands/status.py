@@ -8,7 +8,7 @@ from typing import TextIO
 
 import msgspec
 
-from baton_local.fleet.observation import ObservedCacheUse, Link, Observation, ObservedWorker
+from baton_local.fleet.observation import Link, Observation, ObservedCacheUse, ObservedWorker
 from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_local.text_table import milliseconds, table
 from baton_wire.sketch import Sketch

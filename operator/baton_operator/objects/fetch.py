@@ -15,8 +15,8 @@ from baton_operator.objects.cluster import Owner, Platform, model_key, model_sou
 from baton_operator.objects.fetch_progress import PROGRESS_FILE, PROGRESS_S
 from baton_operator.objects.fetch_state import FETCH_ANNOTATION
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, object_head, selector
-from baton_operator.objects.model_cache import claim_specs, fetch_volume, on_claims_node
-from baton_operator.objects.pod_additions import account_fields, build_resources, nodes, with_annotations
+from baton_operator.objects.model_cache import claim_specs, fetch_nodes, fetch_volume, on_claims_node
+from baton_operator.objects.pod_additions import account_fields, build_resources, with_annotations
 
 CACHE_PATH, CREDENTIALS_PATH = "/cache", "/etc/baton/credentials"
 REFUSED = 3
@@ -173,7 +173,7 @@ def _pod(deployment: LLMDeployment, platform: Platform, tells_progress: bool) ->
         "securityContext": platform.pod_ids.security_context(),
         "containers": [container],
         "volumes": volumes,
-        **nodes(model.fetch.placement),
+        **fetch_nodes(deployment),
         **({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {}),
     }
     return on_claims_node(deployment, {"metadata": {"labels": {**given.labels, **own}, **annotations}, "spec": spec})

@@ -21,6 +21,7 @@ from baton_control.spec.model_source import ModelSource
 from baton_control.spec.served_model import AccessMode, CacheType
 from baton_operator.kube.object_fields import Manifest, mapping, mappings
 from baton_operator.objects.cluster import model_key, model_source, needs_fetch
+from baton_operator.objects.pod_additions import nodes
 
 CLAIM_LABEL = "baton.dev/claim"
 """On Pods that have to be on the node of a claim: the hash of its name."""
@@ -99,6 +100,24 @@ def on_claims_node(deployment: LLMDeployment, pod: Manifest) -> Manifest:
         "metadata": metadata | {"labels": {**mapping(metadata.get("labels")), **label}},
         "spec": spec | {"affinity": affinity | {"podAffinity": near}},
     }
+
+
+def fetch_nodes(deployment: LLMDeployment) -> Manifest:
+    """The fields that choose the Job's node. A volume of a node or a zone is where its first Pod is, which is the Job:
+    unless it has a placement of its own, it goes where workers of both pools may go."""
+    spec = deployment.spec
+    own = nodes(spec.model.fetch.placement)
+    if own or spec.model.cache.access_mode is AccessMode.READ_WRITE_MANY or not needs_fetch(deployment):
+        return own
+    placements = (spec.prefill.placement, spec.decode.placement)
+    tolerations = [mapping(entry) for pool in placements for entry in mappings(nodes(pool).get("tolerations"))]
+    given: Manifest = {
+        "nodeSelector": {key: value for pool in placements for key, value in pool.node_selector.items()},
+        "tolerations": list({content_hash(entry): entry for entry in tolerations}.values()),
+    }
+    rules = mapping(mapping(nodes(spec.decode.placement).get("affinity")).get("nodeAffinity"))
+    given["affinity"] = {"nodeAffinity": rules} if rules else {}
+    return {key: value for key, value in given.items() if value}
 
 
 def _worker_claim(deployment: LLMDeployment) -> str:

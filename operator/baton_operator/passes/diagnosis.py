@@ -59,12 +59,12 @@ def diagnose(
     elif held is not None and held[1] <= 0:
         problems.append(held[0])
     elif not fetch.is_done:
-        problems += find_fetch_problems(seen, fetch, events, former_failure)
-        claim = waiting_claim(seen, fetch)
-        unbound = None if claim is None else claim_problem(claim, events.get(uid_of(claim)))
-        if unbound is not None:
-            problems = [problem for problem in problems if (problem.reason, problem.of) != ("MissingClaim", FETCH_ROLE)]
-            problems.append(unbound)
+        problems += find_fetch_problems(seen, deployment, fetch, events, former_failure)
+    claim = waiting_claim(seen, deployment)
+    unbound = None if claim is None else claim_problem(claim, events.get(uid_of(claim)))
+    if unbound is not None:  # the scheduler only knows that it is not bound
+        problems = [problem for problem in problems if problem.reason != "MissingClaim"]
+        problems.append(unbound)
     if seen.gateway_lateness and not any(problem.of == Role.GATEWAY for problem in problems):
         problems.append(PassProblem("GatewayFails", f"gateway: {seen.gateway_lateness}", of=Role.GATEWAY.value))
     scaler = idle_scaler(seen, now)

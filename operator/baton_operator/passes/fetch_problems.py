@@ -9,11 +9,12 @@ from dataclasses import replace
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.served_model import AccessMode, CacheType
 from baton_operator.kube.object_fields import Manifest, integer, labels_of, mapping, metadata_of, name_of, uid_of
+from baton_operator.objects.cluster import needs_fetch
 from baton_operator.objects.fetch import TRIES
 from baton_operator.objects.fetch_progress import progress_words
 from baton_operator.objects.fetch_state import RETRY_S, FetchState
 from baton_operator.objects.metadata import FETCH_ROLE, REFETCH_ANNOTATION, ROLE_LABEL
-from baton_operator.objects.model_cache import fetch_claim
+from baton_operator.objects.model_cache import claim_specs, fetch_claim
 from baton_operator.passes.fetch_failures import FetchFailure, failures_of, fetch_pods, held_pod
 from baton_operator.passes.pod_problems import ObjectEvent, seconds_since
 from baton_operator.passes.problems import PassProblem, join_names, reason_of_refusal, shorten
@@ -36,12 +37,20 @@ def waiting_job(seen: Snapshot, fetch: FetchState) -> Manifest | None:
     return active[-1] if active else None
 
 
-def waiting_claim(seen: Snapshot, fetch: FetchState) -> Manifest | None:
-    """The claim of the fetch that has no volume; its Events give the reason. None: it has one, or none is needed."""
-    if fetch.is_done:
-        return None
-    pending = [claim for claim in seen.claims if mapping(claim.get("status")).get("phase") == "Pending"]
+def waiting_claim(seen: Snapshot, deployment: LLMDeployment) -> Manifest | None:
+    """The claim of the model that has no volume; its Events give the reason. None: all have one, or none is needed."""
+    pending = [claim for claim in _wanted_claims(seen, deployment) if _phase(claim) == "Pending"]
     return pending[-1] if pending else None
+
+
+def _wanted_claims(seen: Snapshot, deployment: LLMDeployment) -> list[Manifest]:
+    """The live claims that the deployment uses now; claims of former settings stay, and nothing waits for them."""
+    wanted = claim_specs(deployment) if needs_fetch(deployment) else {}
+    return [claim for claim in seen.claims if name_of(claim) in wanted]
+
+
+def _phase(claim: Manifest) -> str:
+    return str(mapping(claim.get("status")).get("phase"))
 
 
 def fetching_pods(seen: Snapshot) -> tuple[Manifest, ...]:
@@ -82,7 +91,11 @@ def sidecar_problem(seen: Snapshot, fetch: FetchState, now: datetime.datetime) -
 
 
 def find_fetch_problems(
-    seen: Snapshot, fetch: FetchState, events: Mapping[str, ObjectEvent], before: FetchFailure | None
+    seen: Snapshot,
+    deployment: LLMDeployment,
+    fetch: FetchState,
+    events: Mapping[str, ObjectEvent],
+    before: FetchFailure | None,
 ) -> list[PassProblem]:
     """The problems of a fetch that goes on. `before`: how the former Job of the same fetch failed; None: unknown, or
     there was none."""
@@ -99,9 +112,9 @@ def find_fetch_problems(
     if any(mapping(job.get("spec")).get("suspend") is True for job in jobs):
         return [PassProblem("QueuedByKueue", "the fetch of the model is suspended", lasts=False, of=FETCH_ROLE)]
     unbound = [
-        f"; the claim {metadata_of(claim).get('name')} is {mapping(claim.get('status')).get('phase')}"
-        for claim in seen.claims
-        if mapping(claim.get("status")).get("phase") in ("Pending", "Lost")
+        f"; the claim {name_of(claim)} is {_phase(claim)}"
+        for claim in _wanted_claims(seen, deployment)
+        if _phase(claim) in ("Pending", "Lost")
     ]
     failures = failures_of(fetch_pods(seen.live_pods, fetch.job))
     known = (*(() if before is None else (before,)), *failures)

@@ -156,7 +156,7 @@ class PassReporter:
             event = await self._events.about(job)
             events = events if event is None else {**events, uid_of(job): event}
             events_s = AGAIN_S
-        claim = waiting_claim(snapshot, plan.fetch)
+        claim = waiting_claim(snapshot, rendering.deployment)
         if claim is not None:
             event = await self._events.about(claim)
             events = events if event is None else {**events, uid_of(claim): event}

@@ -9,7 +9,7 @@ from baton_control.hashes import Revision
 from baton_operator.kube.kinds import JOBS, RECORDS, WORKERS
 from baton_operator.kube.kube_api import Forbidden, Invalid
 from baton_operator.kube.object_fields import Manifest, annotations_of, is_controlled, is_leaving, name_of
-from baton_operator.objects.fetch_state import find_former_jobs
+from baton_operator.objects.fetch_state import fetch_state, find_former_jobs
 from baton_operator.objects.metadata import ROLES_ANNOTATION, roles_of
 from baton_operator.passes.apply import Applied, Applier, NameTaken, desired_object
 from baton_operator.passes.observe import find_finished, replicas_after
@@ -174,6 +174,7 @@ class PlanWriter:
         for job in snapshot.fetches:
             if plan.retry_s == 0.0 and name_of(job) == plan.fetch.job and not is_leaving(job):
                 await self._applier.delete(JOBS, job)  # the next pass makes it anew
-        if plan.fetch.is_done:
-            for job in find_former_jobs(rendering.objects, snapshot.fetches):
+        for job in find_former_jobs(rendering.objects, snapshot.fetches):
+            # One that runs would hold the lock of the cache, and go on with settings that were mended since.
+            if plan.fetch.is_done or not fetch_state(job).is_done:
                 await self._applier.delete(JOBS, job)

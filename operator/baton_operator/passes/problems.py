@@ -104,7 +104,7 @@ def find_missing_object(text: str) -> PassProblem | None:
     return PassProblem(reason, f"{words.get(kind, 'the resource claim')} {name} does not exist")
 
 
-_ACCELERATOR = re.compile(r"Insufficient [a-z0-9.-]+/(?!hugepages)\S+|cannot allocate all claims")
+_ACCELERATOR = re.compile(r"Insufficient [a-z0-9.-]+/(?!hugepages)\S+")
 _CLAIM_PROBLEMS = ("PersistentVolumeClaim", "persistentvolumeclaim", "volume node affinity conflict")
 
 

@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 from baton_control.spec.allowed import describe, fields_of, model_of, unwrapped, words_of
 from baton_control.spec.base_model import Model
 from baton_control.spec.count_or_percent import CountOrPercentField
+from baton_control.spec.foreign_fields import FOREIGN, ForeignField, ForeignType
 from baton_control.spec.model_source import ALLOWED, source_pattern
 from baton_control.spec.quantities import Quantity
 from baton_control.spec.resource_quantities import LONGEST_SPELLING, Allowed, ResourceQuantity
@@ -66,7 +67,7 @@ def schema_of(annotation: object, metadata: Iterable[object] = (), *, in_list: b
         return _with_rules(_integer_or_text(), (count_or_percent_rule(share.most, f"must be {share.text}"),))
     resource = _first(items, ResourceQuantity)
     if resource is not None:
-        rule = size_rule(resource.pattern, resource.least, resource.most, f"must be {resource.text}")
+        rule = size_rule(resource.pattern, None, resource.most, f"must be {resource.text}")
         return _with_rules(_integer_or_text(), (rule,))
     if annotation is bool:
         return {"type": "boolean"}
@@ -116,7 +117,24 @@ def _object(model: type[Model], *, in_list: bool) -> Schema:
         properties[name] = {**described, **schema, **filled}
         if field.is_required():
             required.append(name)
+    properties |= {foreign.name: _foreign(foreign) for foreign in FOREIGN.get(model, ())}
     return {"type": "object", "properties": properties, **({"required": required} if required else {})}
+
+
+def _foreign(field: ForeignField) -> Schema:
+    """A field of another project, which is refused whatever its value."""
+    scalar: Schema = {"x-kubernetes-int-or-string": True}
+    mapping: Schema = {"type": "object", "additionalProperties": scalar}
+    schemas: dict[ForeignType, Schema] = {
+        ForeignType.SCALAR: scalar,
+        ForeignType.NUMBER: {"type": "number"},
+        ForeignType.BOOLEAN: {"type": "boolean"},
+        ForeignType.MAPPING: mapping,
+        ForeignType.LIST: {"type": "array", "items": mapping},
+        ForeignType.TEXTS: {"type": "array", "items": scalar},
+    }
+    schema = schemas[field.type]
+    return _with_rules(schema, (Rule("false", field.message),))
 
 
 def _explain(field: FieldInfo, default: object) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_control.spec.count_or_percent import PERCENT
+from baton_control.spec.quantities import KEY_PATTERN
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Rule:
 
 def matches(pattern: str, message: str) -> Rule:
     """A text that matches a pattern, which the message replaces."""
-    return Rule(f"self.matches('{_quoted(pattern)}')", message)
+    return Rule(_matches("self", pattern), message)
 
 
 def count_or_percent_rule(most: int, message: str) -> Rule:
@@ -35,10 +36,12 @@ def count_or_percent_rule(most: int, message: str) -> Rule:
     return Rule(f"type(self) == int ? self >= 0 && self <= {most} : self.matches('{PERCENT}')", message)
 
 
-def size_rule(pattern: str, least: str, most: str, message: str) -> Rule:
-    """A quantity of Kubernetes within bounds: an integer or text."""
+def size_rule(pattern: str, least: str | None, most: str, message: str) -> Rule:
+    """A quantity of Kubernetes within bounds: an integer or text. `least` None: all above zero, since fractions of the
+    smallest unit are rounded up."""
     value = "quantity(string(self))"
-    bounds = f"{value}.compareTo(quantity('{least}')) >= 0 && {value}.compareTo(quantity('{most}')) <= 0"
+    floor = f"{value}.isGreaterThan(quantity('0'))" if least is None else f"{value}.compareTo(quantity('{least}')) >= 0"
+    bounds = f"{floor} && {value}.compareTo(quantity('{most}')) <= 0"
     return Rule(f"string(self).matches('{_quoted(pattern)}') && {bounds}", message)
 
 
@@ -57,11 +60,18 @@ def quantity_rule(unit: str, pattern: str, least: str | None, most: str | None, 
     return Rule(" && ".join((f"self.matches('{_quoted(pattern)}')", *bounds)), message)
 
 
+def _matches(value: str, pattern: str) -> str:
+    """The expression that a text matches a pattern. The long one of Kubernetes' keys is known to servers by a name."""
+    if pattern == KEY_PATTERN:
+        return f"!format.qualifiedName().validate({value}).hasValue()"
+    return f"{value}.matches('{_quoted(pattern)}')"
+
+
 def _quoted(pattern: str) -> str:
     return pattern.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def keys_match(pattern: str, longest: int, allowed: str) -> Rule:
     """The keys of a mapping: a structural schema has no other way to bound them."""
-    rule = f"self.all(k, k.size() <= {longest} && k.matches('{_quoted(pattern)}'))"
+    rule = f"self.all(k, k.size() <= {longest} && {_matches('k', pattern)})"
     return Rule(rule, f"keys must each be {allowed}")

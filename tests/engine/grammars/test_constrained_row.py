@@ -48,6 +48,11 @@ def compiler() -> Iterator[GrammarCompiler]:
         yield made
 
 
+def leads() -> set[int]:
+    """The ids of blanks that may come between a thought and an answer."""
+    return {token for token, text in enumerate(token_bytes()) if 0 < len(text) <= 4 and not text.strip(b" \n")}
+
+
 def some_answer(compiler: GrammarCompiler, grammar: Grammar, chance: random.Random, length: int) -> list[int]:
     """Ids that a random model draws, at most `length`; END is the last one if the answer came to its end."""
     row, ids = row_of(compiler, sampling_of(grammar)), list[int]()
@@ -230,7 +235,31 @@ def test_a_grammar_holds_from_the_first_token_unless_a_thought_is_opened(compile
     assert allowed_by(row) == TEXT, "anything but an end"
     row.take(letter)
     row.take(CLOSE)
-    assert allowed_by(row) == answer, "the grammar begins after the thought"
+    assert allowed_by(row) == answer | leads(), "the grammar begins after the thought"
+
+
+def test_a_blank_line_may_come_between_a_thought_and_the_answer(compiler: GrammarCompiler) -> None:
+    texts = token_bytes()
+    line, space, letter = (texts.index(text) for text in (b"\n", b" ", b"a"))
+    blanks = leads()
+    sampling = sampling_of(of_regex("[ab]c"), Thought(end=(CLOSE,), start=(START,)))
+    answer = allowed_by_hand("[ab]c", [])
+    assert blanks.isdisjoint(allowed_by(row_of(compiler, sampling)) or ()), "no thought was opened"
+    row = row_of(compiler, sampling, [START, CLOSE])
+    assert allowed_by(row) == answer | blanks
+    for count, token in enumerate((line, line, space, line)):
+        assert allowed_by(row) == answer | {blank for blank in blanks if len(texts[blank]) <= 4 - count}
+        row.take(token)
+    assert allowed_by(row) == answer, "four blanks are enough"
+    begun = row_of(compiler, sampling, [START, CLOSE, line, letter])
+    assert allowed_by(begun) == allowed_by_hand("[ab]c", [letter]), "the answer has begun"
+
+
+def test_a_blank_with_which_an_answer_may_begin_belongs_to_the_answer(compiler: GrammarCompiler) -> None:
+    space = token_bytes().index(b" ")
+    sampling = sampling_of(of_regex(" ?[ab]"), Thought(end=(CLOSE,), start=(START,)))
+    row = row_of(compiler, sampling, [START, CLOSE, space])
+    assert allowed_by(row) == allowed_by_hand(" ?[ab]", [space])
 
 
 def test_a_mark_of_several_ids_may_also_be_the_answers_beginning(compiler: GrammarCompiler) -> None:
@@ -244,7 +273,7 @@ def test_a_mark_of_several_ids_may_also_be_the_answers_beginning(compiler: Gramm
     row = row_of(compiler, sampling, [a, b, c])
     assert row.allowance is Allowance.TEXT
     row.take(CLOSE)
-    assert allowed_by(row) == allowed_by_hand("abx|c", [])
+    assert allowed_by(row) == allowed_by_hand("abx|c", []) | leads()
     only_mark = row_of(compiler, sampling_of(of_regex("x"), Thought(end=(CLOSE,), start=(a, b))), [a])
     assert allowed_by(only_mark) == {b}, "the answer cannot begin so: the mark is written to its end"
 
@@ -261,7 +290,7 @@ def test_a_mark_of_many_ids_that_no_answer_begins_with_is_gone_on_with(compiler:
     assert inside.allowance is Allowance.TEXT
     behind = row_of(compiler, sampling, [*mark, 40, CLOSE])
     assert behind.failure is None
-    assert allowed_by(behind) == allowed_by_hand("c", [])
+    assert allowed_by(behind) == allowed_by_hand("c", []) | leads()
 
 
 def test_a_budget_without_a_grammar_only_forces_the_end_of_the_thought(compiler: GrammarCompiler) -> None:

@@ -189,3 +189,11 @@ def test_a_schema_that_a_format_cannot_write_is_written_as_json() -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {"a b": 1}}\n</tool_call>'
     assert matcher.validate_tokens(encoded(text)) == len(encoded(text))
     assert [call.name for call in read(form, use, answer, text).calls] == ["f"]
+
+
+def test_neither_begins_with_a_blank() -> None:
+    """After a thought workers allow blanks before any grammar. Here one would decide for calls, or be content."""
+    form = AnswerFormat("think", "hermes")
+    for answer in (json_format(ANSWER, FIELD), choice_format(["yes"], "guided_choice")):
+        matcher = LLMatcher(tokenizer(), grammar(form, AUTO, answer), log_level=0)
+        assert matcher.validate_tokens(encoded("\n")) == 0

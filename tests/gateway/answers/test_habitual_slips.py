@@ -120,6 +120,17 @@ OTHER = '{"name": "search", "arguments": {}}'
         ),
         ("hermes", "<tool_call>{'name': 'f', 'arguments': {'city': 'x'}}</tool_call>", ("", [("f", CITY)])),
         ("hermes", "<tool_call>\n{'name': 'f', 'arguments': {}}\n", ("", [("f", "{}")])),
+        (
+            "mistral",
+            "[TOOL_CALLS][{'name': 'f', 'arguments': {'city': 'x'}}, {'name': 'search', 'arguments': {}}]$$ I",
+            ("$$ I", [("f", CITY), ("search", "{}")]),
+        ),
+        (
+            "hermes",
+            "<tool_call>{'name': 'f', 'arguments': {'city': 'x'}}\n{'name': 'search'}</tool_call>",
+            ("", [("f", CITY), ("search", "{}")]),
+        ),
+        ("mistral_args", f"[TOOL_CALLS]f[ARGS]{CITY}\n\nLet me.", ("Let me.", [("f", CITY)])),
         ("hermes", "<tool_call>{'colour': 1}</tool_call>", ("<tool_call>{'colour': 1}</tool_call>", [])),
         (
             "hermes",

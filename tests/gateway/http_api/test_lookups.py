@@ -113,3 +113,5 @@ async def test_tokenizer_info_has_what_evaluation_clients_ask_for(gateway: Runni
         assert info["eos_token"]
         async with http.get(gateway.url("/tokenizer_info?model=nope")) as answer:
             assert (await answer.json())["error"]["code"] == "model_not_found"
+        async with http.get(gateway.url("/tokenizer_info?" + "&".join(f"a{n}=1" for n in range(20)))) as answer:
+            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "model")

@@ -128,9 +128,10 @@ async def test_a_keyword_that_no_grammar_enforces_is_named_in_the_answer(client:
     schema = {"type": "object", "properties": {"tägs": {"type": "array", "uniqueItems": True}}}
     place = "response_format.json_schema.schema/properties/t%C3%A4gs/uniqueItems"
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": streams} | form(schema)
-    for extra, named in (({}, place), ({"tools": []}, place)):
+    extras: tuple[dict[str, object], ...] = ({}, {"tools": []})
+    for extra in extras:
         async with client.http.post(client.gateway.url(CHAT), json=body | extra) as got:
-            assert (got.status, got.headers["X-Baton-Ignored"]) == (200, named)
+            assert (got.status, got.headers["X-Baton-Ignored"]) == (200, place)
 
 
 async def test_a_schema_is_compiled_while_the_prompt_is_rendered(

@@ -85,7 +85,6 @@ async def test_neither_many_nor_large_ones_are_ignored(lenient: HttpClient) -> N
         ("bad_words", [], ["x"]),
         ("allowed_token_ids", None, [1]),
         ("logits_processors", [], ["x"]),
-        ("return_token_ids", False, True),
         ("return_tokens_as_token_ids", False, True),
         ("spaces_between_special_tokens", True, False),
         ("kv_transfer_params", {}, {"a": 1}),

@@ -14,7 +14,7 @@ from baton_gateway.reporting.vllm_names import VLLM_NAMES, with_vllm_names
 
 def page() -> bytes:
     metrics = GatewayMetrics(CollectorRegistry())
-    metrics.ttft.observe(0.2)
+    metrics.ttft.observe(0.2, 0.0)
     metrics._requests[Outcome.FINISHED].inc()
     metrics.sample(3, 2, {})
     return metrics.page()

@@ -124,7 +124,7 @@ def test_a_prompt_goes_back_to_who_holds_its_beginning_unless_that_one_is_busy()
     asked = query(500, cached={b"P2": 384, b"D2": 384})
     idle = [worker("P1"), worker("P2"), worker("D1"), worker("D2")]
     assert choose(*idle, asked=asked) == "P2 D2"
-    busy = [worker("P1"), worker("P2", load_tokens=800), worker("D1"), worker("D2", load_sequences=13)]
+    busy = [worker("P1"), worker("P2", load_tokens=1_200), worker("D1"), worker("D2", load_sequences=19)]
     assert choose(*busy, asked=asked) == "P1 D1"
 
 
@@ -140,7 +140,7 @@ def test_sessions_with_a_common_beginning_never_tie_with_each_other() -> None:
 def test_a_session_stays_until_its_wait_is_longer_than_computing_it_elsewhere() -> None:
     large: dict[str, object] = {"max_context_tokens": 99_999, "blocks_total": 9_999, "blocks_free": 9_999}
     asked = query(64_000, cached={b"P1": 58_000})
-    for queued, chosen, moved in ((115_999, "P1", None), (116_001, "P2", MoveReason.BUSY)):
+    for queued, chosen, moved in ((173_999, "P1", None), (174_001, "P2", MoveReason.BUSY)):
         workers = [worker("P1", load_tokens=queued, **large), worker("P2", **large), worker("D1", **large)]
         route = pick(asked, workers, POLICY)
         assert isinstance(route, Route)
@@ -156,7 +156,7 @@ def test_a_session_stays_until_its_wait_is_longer_than_computing_it_elsewhere() 
         ({"is_stuck": True}, False, MoveReason.FAILED),
         ({}, True, MoveReason.FAILED),
         ({"blocks_free": 1}, False, MoveReason.FULL),
-        ({"load_tokens": 12_000}, False, MoveReason.BUSY),
+        ({"load_tokens": 15_000}, False, MoveReason.BUSY),
         ({}, False, None),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_move_has_a_reason(home: dict[str, object], avoid: bool, reason: MoveR
 
 def test_a_new_session_that_leaves_only_its_common_beginning_has_not_moved() -> None:
     large: dict[str, object] = {"max_context_tokens": 99_999, "blocks_total": 9_999, "blocks_free": 9_999}
-    workers = [worker("P1", load_tokens=20_000, **large), worker("P2", **large), worker("D1", **large)]
+    workers = [worker("P1", load_tokens=25_000, **large), worker("P2", **large), worker("D1", **large)]
     route = pick(query(20_000, cached={b"P1": 8_192}), workers, POLICY)
     assert isinstance(route, Route)
     assert (route.prefill, route.moved) == (b"P2", None)
@@ -236,7 +236,7 @@ def test_sessions_with_a_common_beginning_do_not_all_decode_at_one_worker() -> N
     """Each step of a decode worker reads the KV of all its sequences: that costs more than receiving a beginning."""
     large: dict[str, object] = {"max_context_tokens": 99_999, "blocks_total": 50_000}
     asked = query(30_000, cached={b"D1": 12_000})
-    for held_blocks, decode in ((1_400, "D1"), (1_600, "D2")):
+    for held_blocks, decode in ((2_200, "D1"), (2_300, "D2")):
         busy = worker("D1", blocks_free=50_000 - held_blocks, **large)
         workers = [worker("P1", blocks_free=50_000, **large), busy, worker("D2", blocks_free=50_000, **large)]
         assert choose(*workers, asked=asked) == f"P1 {decode}"

@@ -158,5 +158,5 @@ def test_names_of_other_projects_reach_pods_only_where_the_installation_wants_th
             assert arguments.count("--metrics-compat=vllm") == flags
             assert {key for key in template["metadata"]["labels"] if key.startswith("llm-d.ai/")} == keys
     named = gateway_template(deployment(), dataclasses.replace(PLATFORM, llmd_labels=True))
-    labels: Json = named["metadata"]["labels"]  # type: ignore[index, assignment]
+    labels: Json = named["metadata"]["labels"]  # type: ignore[index]
     assert (labels["llm-d.ai/role"], labels["llm-d.ai/model"]) == ("gateway", deployment().spec.model.served_name)

@@ -142,6 +142,28 @@ def test_a_claim_for_one_node_holds_all_pods_of_it_there(cache: str) -> None:
     assert "affinity" not in gateway_template(remote(cache), PLATFORM)["spec"]  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("cache", ["once", "per worker", "clone", "theirs once"])
+def test_a_volume_of_one_node_is_filled_where_workers_may_go(cache: str) -> None:
+    """The first Pod of a volume chooses its node, or its zone: a Job on a node without GPUs would bind it there."""
+    pools: dict[str, object] = {
+        "prefill__placement": {"nodeSelector": {"pool": "gpu"}, "tolerations": [{"key": "nvidia.com/gpu"}]},
+        "decode__placement": {
+            "nodeSelector": {"zone": "a"},
+            "tolerations": [{"key": "nvidia.com/gpu"}],
+            "nodeAffinity": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}],
+        },
+    }
+    [job] = made(cache, "Job", **pools)
+    spec = job["spec"]["template"]["spec"]
+    assert spec["nodeSelector"] == {"pool": "gpu", "zone": "a"}
+    assert [toleration["key"] for toleration in spec["tolerations"]] == ["nvidia.com/gpu"]
+    assert "nodeAffinity" in spec["affinity"]
+    [own] = made(cache, "Job", **pools, model__fetch={"placement": {"nodeSelector": {"pool": "cpu"}}})
+    assert own["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "cpu"}
+    [job] = made("default", "Job", **pools)
+    assert "nodeSelector" not in job["spec"]["template"]["spec"], "a volume of many nodes needs none of it"
+
+
 def test_deployments_of_one_claim_share_its_node() -> None:
     one, other = (worker("theirs once", source=source) for source in (HF, "hf://org/other@" + "c" * 40))
     assert one["metadata"]["labels"][CLAIM_LABEL] == other["metadata"]["labels"][CLAIM_LABEL]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton_operator.kube.kinds import DEPLOYMENTS, JOBS
+from baton_operator.kube.kinds import CLAIMS, DEPLOYMENTS, JOBS
 from baton_operator.objects.fetch_settings import FetchSettings
 from baton_operator.objects.fetch_state import RETRY_S, fetch_state, retry_in_s
 from baton_operator.objects.metadata import REFETCH_ANNOTATION
@@ -178,6 +178,36 @@ def test_the_wait_for_the_next_try_counts_from_the_failure() -> None:
     assert retry_in_s(failed, wall(100.0 + 2 * RETRY_S)) == 0.0
     assert retry_in_s(replace(failed, failed_at=""), now) == RETRY_S
     assert retry_in_s(fetch_state({"status": {"active": 1}}, "job"), now) is None
+
+
+def test_a_fetch_with_former_settings_ends_when_they_change() -> None:
+    """It would hold the lock of the cache against the mended one, for all of its tries."""
+
+    async def body(world: World) -> None:
+        world.cluster.weather.job = Affliction({"active": 1})
+        world.user_applies(**HUB)
+        await until(lambda: len(jobs(world)) == 1, 30.0)
+        [former] = jobs(world)
+        world.user_applies(**HUB, model__credentialsSecret="hub")
+        await until(lambda: False, 30.0)
+        [present] = jobs(world)
+        assert present["metadata"]["name"] != former["metadata"]["name"]
+
+    in_world(body)
+
+
+def test_a_claim_of_former_settings_keeps_nothing_back() -> None:
+    async def body(world: World) -> None:
+        world.cluster.weather.job = Affliction({"active": 1})
+        world.user_applies(**HUB)
+        await until(lambda: any(True for _ in world.store.all(CLAIMS, SPACE)), 30.0)
+        world.store.set_status(CLAIMS, SPACE, f"{NAME}-models", {"phase": "Pending"})
+        await until(lambda: "is Pending" in status(world).get("message", ""), 30.0)
+        world.user_applies(**HUB, model__cache={"claimName": "models"})
+        await until(lambda: "is Pending" not in status(world)["message"], 30.0)
+        assert status(world)["message"] == "the model is being fetched"
+
+    in_world(body)
 
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\u202egnp.exe\u202c \x00\r\nok \u200b" + "x" * 5000

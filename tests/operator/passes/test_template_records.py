@@ -13,6 +13,7 @@ from baton_control.spec.allowed import fields_of, model_of
 from baton_control.spec.api import DeploymentSpec, LLMDeployment
 from baton_control.spec.base_model import Model
 from baton_operator.objects.cluster import Owner, Platform
+from baton_operator.objects.pod_ids import PodIds
 from baton_operator.objects.pods import TEMPLATE_VERSION
 from baton_operator.passes.template_records import (
     Record,
@@ -54,6 +55,18 @@ def templates(record: Record) -> dict[Role, str]:
 def test_a_record_survives_the_journey_through_the_server() -> None:
     record = current_record(build_deployment(), OLD, "", ())
     assert store(record).record == record
+
+
+def test_other_settings_of_the_installation_change_nothing_that_runs() -> None:
+    """Ids left to the namespace, names of other projects, listeners of a newer template version."""
+    before = current_record(build_deployment(), OLD, "", (), version=5)
+    ids = PodIds(run_as_user=None, run_as_group=None, fs_group=None)
+    settings = replace(OLD, pod_ids=ids, metrics_compat="vllm", llmd_labels=True)
+    after = current_record(build_deployment(), settings, "", [store(before)])
+    assert after == before
+    asked = current_record(build_deployment(), settings, "now", [store(before)])
+    assert asked.version == TEMPLATE_VERSION
+    assert all(asked.rendered[role].pod != before.rendered[role].pod for role in POOL_ROLES)
 
 
 def test_an_operator_with_other_images_and_flags_changes_nothing() -> None:

@@ -1,9 +1,10 @@
 """Which worker of a pool takes a prompt: the one where the fewest tokens come before the prompt's end.
 
 A session goes home: the worker that holds its context has few tokens of it missing. It goes elsewhere only when the
-wait at home costs more than computing its missing tokens there. A token that is computed again counts twice, because
-it also delays what comes after it. New contexts spread, because prompts that were just sent count as queued. Among
-equal workers a draw decides that every gateway process makes alike.
+wait at home costs more than computing its missing tokens there. A token that is computed again counts three times,
+because it also delays what comes after it, and displaces what is cached. New contexts spread, because prompts that were
+just sent count as queued. Among equal workers a draw decides that every gateway process makes alike.
+
 Pure; gateways and the simulator call it.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-MISSING_WEIGHT: Final = 2
+MISSING_WEIGHT: Final = 3
 """A missing token counts as much as so many queued ones."""
 SEQUENCE_TOKENS: Final = 64
 """One more sequence at a worker that decodes weighs as much as this many tokens that it would have to receive."""
@@ -55,7 +56,7 @@ def choose_worker(options: Sequence[WorkerOption], tie: int) -> int:
     >>> home, other = WorkerOption(400, 6_000), WorkerOption(16_000, 0)
     >>> choose_worker([other, home], tie=7)
     1
-    >>> choose_worker([other, home._replace(queued_tokens=32_000)], tie=7)
+    >>> choose_worker([other, home._replace(queued_tokens=48_000)], tie=7)
     0
     """
     ranks = [(option.is_last_resort, option.is_full, option.cost_tokens) for option in options]

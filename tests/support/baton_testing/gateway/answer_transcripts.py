@@ -252,6 +252,10 @@ BY_HAND: dict[str, tuple[str, ...]] = {
         "<think>unfinished thought <tool_call>",
         "<think></think>",
         "<thin",
+        "<tool_call>{'name': 'f', 'arguments': {'city': 'it\\'s'}}\n{'name': 'f'}</tool_call>",
+        '{"name": "f", "arguments": {"city": "x"}}\n{"name": "search", "arguments": null}\n</tool_call> and',
+        '<tool_call>[{"type": "function", "function": {"name": "f", "parameters": {}}}]</tool_call>',
+        'One <tool_call>{"name": "f", "arguments": ""}\n<tool_call>{"name": "f"}</tool_call></tool_call>\ntwo',
     ),
     "llama3_json": (
         '{"name": "f", "parameters": {}}',
@@ -261,6 +265,9 @@ BY_HAND: dict[str, tuple[str, ...]] = {
         '{"name": "f", "parameters": {}}; {"name": "oops"',
         'Here: {"name": "f", "parameters": {}}',
         '{"name": "f", "parameters": {"a": "x',
+        '{"name": "f", "parameters": {}}\n{"name": "f", "parameters": null}',
+        'I look. <function=f>{"city": "x"}</function> and <function=unknown>{}</function>',
+        "[f(city='x')] and",
     ),
     "pythonic": (
         "[f()]",
@@ -272,6 +279,10 @@ BY_HAND: dict[str, tuple[str, ...]] = {
         "<|python_start|>[f(a=True)]<|python_end|>",
         "[f(a='\\ud800\\x41\\u00e9', b=1_000, c=.5)] tail",
         "[f(a=1), oops",
+        "[f('x')]",
+        '[f(city="""it is \'x\', y]""" \'z\', days=0x1_0), search()] and',
+        "<|python_start|>f(city=r'\\d', days=-1), search(1)<|python_end|>",
+        '{"name": "f", "parameters": {}}; {"name": "search"}',
     ),
     "mistral": (
         '[TOOL_CALLS] [{"name": "f", "arguments": {}}]',
@@ -280,8 +291,16 @@ BY_HAND: dict[str, tuple[str, ...]] = {
         "[TOOL_CALLS] nothing",
         '[TOOL_CALLS] [{"name": "f", "arguments": {}}, oops',
         "[TOOL_CAL",
+        "[TOOL_CALLS][{'name': 'f', 'arguments': {}}, {'name': 'f'}] and",
+        '[{"name": "f", "arguments": null}] and',
+        '[TOOL_CALLS]{"name": "f", "arguments": {}}',
     ),
-    "mistral_args": ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]f[ARGS]{', "[TOOL_CALLS]f[AR", "[TOOL_CALLS]f[ARGS]oops"),
+    "mistral_args": (
+        '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]f[ARGS]{',
+        "[TOOL_CALLS]f[AR",
+        "[TOOL_CALLS]f[ARGS]oops",
+        "[TOOL_CALLS]f[ARGS][TOOL_CALLS]f[ARGS] null and",
+    ),
     "qwen3_coder": (
         "<tool_call>\n<function=f>\n</function>\n</tool_call>",
         "<tool_call><function=f><parameter=city>no newlines</parameter></function></tool_call>",
@@ -289,6 +308,9 @@ BY_HAND: dict[str, tuple[str, ...]] = {
         "<tool_call>\n<function=f>\n<parameter=days>\nmany\n</parameter>\noops</function>\n</tool_call>",
         "<tool_call>{}</tool_call>",
         "<tool_call>\n<function=f>\n<parameter=city>\n<b>\n</parameter>\n</function>\n</tool_call>",
+        "I look.\n<function=f>\n<parameter=city>\nx</parameter>y\n</parameter>\n</function></tool_call></tool_call> so",
+        "<function=unknown>\n<parameter=city>\nx\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=free>\n{'a': None}\n</function><tool_call><function=search></function>",
     ),
     "glm": (
         "<tool_call>f</tool_call>",
@@ -296,6 +318,7 @@ BY_HAND: dict[str, tuple[str, ...]] = {
         "<tool_call>f\n<arg_key>days</arg_key>oops</tool_call>",
         "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>open",
         "<tool_call>two words</tool_call>",
+        "<tool_call>f<arg_key>city</arg_key>x</arg_value>y</arg_value><arg_key>on</arg_key><arg_value>True</tool_call>",
     ),
     "deepseek_v3": (
         "<｜tool▁calls▁begin｜>nothing<｜tool▁calls▁end｜>",
@@ -322,7 +345,7 @@ BY_HAND: dict[str, tuple[str, ...]] = {
 
 
 MARKS = re.compile(
-    r"""(?:\s|[{}\[\](),:;=>]|```json|```|"(?:name|arguments|parameters)"|"(?:id|type)"\s*:\s*"(?:[^"\\]|\\.)*"|"(?:id|type)"
+    r"""(?:\s|[{}\[\](),:;=>]|```json|```|"(?:name|arguments|parameters|function)"|"(?:id|type)"\s*:\s*"(?:[^"\\]|\\.)*"|"(?:id|type)"
     |</?tool_call>|</?think>|<function=|</function>|<parameter=|</parameter>|</?arg_key>|</?arg_value>|<\|python_tag\|>
     |<\|python_start\|>|<\|python_end\|>|\[TOOL_CALLS\]|\[ARGS\]|\[CALL_ID\][^\s<>"'{}\[\]()|｜]*|function|<｜tool▁sep｜>
     |<｜tool▁calls?▁(?:begin|end)｜>|<\|start\|>assistant|<\|channel\|>|<\|message\|>|<\|(?:end|call|return)\|>|analysis
@@ -379,5 +402,5 @@ SHARDS = (
     "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<function=f>", "<parameter=city>", "</parameter>", "</function>",
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "\n```json\n",
     "<｜tool▁call▁end｜>", "<|channel|>", "<|message|>", "<|start|>assistant", "<|call|>", "<|end|>", " to=functions.f",
-    "[f(", ")]", "a='", ";", ",", " ", "\n",
+    "[f(", ")]", "a='", "{'name': 'f'", '"""', "null", "</arg_value>x", ";", ",", " ", "\n",
 )  # fmt: skip

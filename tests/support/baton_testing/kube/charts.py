@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from find_helm import find
 
 from baton_testing.kube.yaml_documents import documents
@@ -47,6 +48,18 @@ def rendered(
             shutil.copytree(CHART, chart)
             shutil.copy(old_values, chart / "values.yaml")
         done = template(values, name, namespace, chart)
+    assert done.returncode == 0, done.stderr
+    return [document for document in documents(done.stdout) if document]
+
+
+def template_with(values: Json) -> list[Json]:
+    """The manifests that the chart renders from a file of values."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "values.yaml"
+        path.write_text(yaml.safe_dump(values), encoding="utf-8")
+        done = render(
+            "template", "baton", str(CHART), "--namespace=baton-system", "--kube-version=1.36", f"--values={path}"
+        )
     assert done.returncode == 0, done.stderr
     return [document for document in documents(done.stdout) if document]
 

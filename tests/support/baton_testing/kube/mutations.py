@@ -158,8 +158,15 @@ def _leaves(schema: Json, at: str) -> dict[str, Json]:
         return {at: schema}
     entries: dict[str, Json] = {}
     for name, inner in properties.items():
+        if is_foreign(inner):
+            continue
         entries |= _leaves(inner, f"{at}.{name}" if at else name)
     return entries
+
+
+def is_foreign(schema: Json) -> bool:
+    """True for a field that the definition has only to refuse it."""
+    return any(rule["rule"] == "false" for rule in schema.get("x-kubernetes-validations", ()))
 
 
 def _values(path: str, schema: Json) -> Iterator[Any]:

@@ -48,7 +48,7 @@ def fill(value: Any, schema: Json) -> Any:
 
 
 def problems(value: Any, schema: Json, path: str = "") -> list[FieldProblem]:
-    """The problems of a value by its schema."""
+    """The problems of a value by its schema. Of CEL rules, those that refuse a field whatever its value."""
     kind = schema.get("type")
     if value is None:
         return [FieldProblem(path, "must not be null")] if kind and not schema.get("nullable") else []
@@ -57,6 +57,8 @@ def problems(value: Any, schema: Json, path: str = "") -> list[FieldProblem]:
     if not _is(value, kind):
         return [FieldProblem(path, f"must be of type {kind}")]
     problems_found = [FieldProblem(path, text) for text in _bounds(value, schema)]
+    rules = schema.get("x-kubernetes-validations", ())
+    problems_found += [FieldProblem(path, rule["message"]) for rule in rules if rule["rule"] == "false"]
     if isinstance(value, dict):
         properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
         problems_found += [
