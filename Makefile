@@ -53,7 +53,7 @@ test-k8s: install ## Test the custom resources on a real API server (skips, sayi
 	@timeout 120 e2e/fetch_etcd.sh || true
 	$(BIN)/pytest -q -rs e2e --ignore=e2e/pods --ignore=e2e/clients $(PYTEST_ARGS)
 
-test-clients: install ## Run openai, anthropic, instructor, litellm, LangChain, guidellm, lm-eval and others against Baton
+test-clients: install ## Run openai, anthropic, litellm, LangChain, agent frameworks, lm-eval and others against Baton
 	$(BIN)/python e2e/clients/environment.py
 	$(BIN)/pytest -q -rs e2e/clients $(PYTEST_ARGS)
 

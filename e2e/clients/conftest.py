@@ -9,13 +9,14 @@ from e2e.clients import environment
 from e2e.clients.runs import Clients
 
 from baton_testing.engine import tiny_llama
+from baton_testing.engine.scripted_model import MAX_TOKENS, write_scripted_model
 from baton_testing.gateway.made_tokenizers import TOOL_TEMPLATE
 from baton_testing.processes.baton_up import Up, manifest
 
 
 @pytest.fixture(scope="session")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    python = environment.interpreter()
+    python = environment.CLIENTS.interpreter()
     if python is None:
         pytest.skip("the clients are not installed: `make test-clients` installs them")
     folder = tmp_path_factory.mktemp("clients")
@@ -31,3 +32,17 @@ def with_tool_template(clients: Clients) -> Iterator[Clients]:
     served = {"source": f"file://{model}", "servedName": "tiny", "maxContextTokens": 2048}
     with Up(folder, manifest("tools", model=served)) as up:
         yield Clients(clients.python, up.await_ready(), folder)
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    """Agents' own environment, against a model whose answers a message scripts, with calls in Hermes' format."""
+    python = environment.AGENTS.interpreter()
+    if python is None:
+        pytest.skip("the agents are not installed: `make test-clients` installs them")
+    folder = tmp_path_factory.mktemp("agents")
+    model = write_scripted_model(folder / "model", template_marks="<tool_call>")
+    served = {"source": f"file://{model}", "servedName": "scripted", "maxContextTokens": MAX_TOKENS}
+    pool = {"replicas": {"min": 1, "max": 1}, "engine": {"kvCacheMemory": "96Mi"}}
+    with Up(folder, manifest("agents", model=served, prefill=pool, decode=pool)) as up:
+        yield Clients(python, up.await_ready(), folder)
