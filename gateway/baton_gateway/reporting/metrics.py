@@ -72,9 +72,9 @@ class CacheUse:
     prompt_tokens: int = 0
     """Tokens of the prompts that workers reported about."""
     cached_tokens: int = 0
-    """Of these, what the workers had cached."""
+    """Tokens of these prompts that their workers had cached."""
     cacheable_tokens: int = 0
-    """Of these, what some worker had cached: where a prompt went elsewhere, more than was found."""
+    """Tokens of these prompts that some worker had cached: more than was found, where prompts went elsewhere."""
     moved: dict[MoveReason, int] = field(default_factory=lambda: dict.fromkeys(MoveReason, 0))
     """Sessions that did not go to the worker that had them cached, by reason."""
 

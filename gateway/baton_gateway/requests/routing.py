@@ -16,7 +16,7 @@ from baton_gateway.workers.sent_prompts import SentPrompts
 from baton_wire.messages.values import PLACE_BYTES, PairFingerprint
 
 FRESH_S = 0.02
-"""What workers have cached of a prompt is looked up again after this long, when its run still waits."""
+"""Seconds until the cached tokens of a waiting run's prompt are looked up again."""
 
 
 class Routing:

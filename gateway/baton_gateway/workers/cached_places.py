@@ -1,4 +1,4 @@
-"""What the linked workers' prefix caches hold, as they announce it: every gateway process hears the same.
+"""The places that the linked workers' prefix caches hold, as announced: every gateway process hears the same.
 
 A worker that announces the impossible is not believed for a while: its places are forgotten, and prompts are placed as
 if nothing were cached there. Its link stays. Plain bookkeeping; time is passed in.
@@ -29,7 +29,7 @@ class _Announcer:
 
     holder: int
     is_known: bool = False
-    """It has announced all its places, and every change since was heard."""
+    """True when the worker has announced all its places, and every change since was heard."""
     generation: int = 0
     places: int = 0
     left_out: int = 0
@@ -41,7 +41,7 @@ class _Announcer:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What came of a message. `fault`: why the worker is not believed any more; None: it is, or was not before."""
+    """The outcome of a message. `fault`: why the worker is not believed any more; None: it is, or was not before."""
 
     fault: str | None = None
     asks: bool = False

@@ -102,7 +102,7 @@ class LinkedWorker:
     lately_tokens: float = 0.0
     """Prompt tokens that it computed or was sent until the latest report, decayed more slowly than those below."""
     fingerprint: PairFingerprint | None = None
-    """That of its Hello, the same object for all workers of a revision; None: it is in no table."""
+    """The fingerprint of its Hello, the same object for all workers of a revision; None: it is in no table."""
     _view: WorkerView | None = None
     _viewed_s: float = 0.0
     computed_tokens: float = 0.0
@@ -310,7 +310,7 @@ class WorkerTable:
     settled_s: float = 0.0
     """Until then an empty table proves nothing: a gateway that has just started has not tried all its workers yet."""
     cached: CachedPlacesBook = field(default_factory=CachedPlacesBook)
-    """What the workers announced of their prefix caches."""
+    """The places that workers announced of their prefix caches."""
     body_limits: BodyLimits = field(default_factory=lambda: body_limits(None, None))
     """The limits of a request's body, by the most that any linked worker takes."""
 

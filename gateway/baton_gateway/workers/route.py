@@ -31,11 +31,11 @@ class MoveReason(enum.StrEnum):
     BUSY = "busy"
     """Other tokens wait there for longer than computing its context elsewhere takes."""
     FULL = "full"
-    """That worker has no room."""
+    """The session's worker has no room."""
     FAILED = "failed"
-    """That worker failed it or others, or its step does not end."""
+    """The session's worker failed this request or others, or its step does not end."""
     LEAVING = "leaving"
-    """That worker drains or is silent."""
+    """The session's worker drains or is silent."""
 
 
 @dataclass(frozen=True, slots=True)

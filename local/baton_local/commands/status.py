@@ -104,11 +104,11 @@ def watch(page: Callable[[], str], out: TextIO, *, is_live: bool, every_s: float
 def _cache(use: ObservedCacheUse | None) -> list[str]:
     if use is None or not use.prompt_tokens:
         return []
-    found = f"{100 * use.cached_tokens / use.prompt_tokens:.0f} % of prompt tokens found"
+    summary = f"{100 * use.cached_tokens / use.prompt_tokens:.0f} % of prompt tokens found"
     if use.cacheable_tokens:
-        found += f", {100 * use.cached_tokens / use.cacheable_tokens:.0f} % of those that any worker had"
+        summary += f", {100 * use.cached_tokens / use.cacheable_tokens:.0f} % of those that any worker had"
     moved = ", ".join(f"{reason} {count}" for reason, count in use.moved_sessions.items() if count)
-    return [f"CACHE {found}{f'; sessions moved: {moved}' if moved else ''}"]
+    return [f"CACHE {summary}{f'; sessions moved: {moved}' if moved else ''}"]
 
 
 def _pool_lines(record: RunRecord) -> list[str]:

@@ -32,7 +32,7 @@ class SessionPlan:
 
     turns_per_s: float
     prompt_tokens: float
-    """Of a mean turn, as are the next two."""
+    """Figure of a mean turn, as are the next two."""
     missing_tokens: float
     output_tokens: float
     held_tokens: int

@@ -39,9 +39,9 @@ class WorkerOption(NamedTuple):
     seed: int = 0
     """A number of the worker's own, for draws."""
     is_last_resort: bool = False
-    """It failed this request, or its steps do not end."""
+    """True when the worker failed this request, or its steps do not end."""
     is_full: bool = False
-    """It has no room: the prompt would wait until an answer ends."""
+    """True when the worker has no room: the prompt would wait until an answer ends."""
 
     @property
     def cost_tokens(self) -> int:
