@@ -86,6 +86,15 @@ def test_another_model_never_leaves_a_pool_without_partner() -> None:
     assert shown(run(fleet, wanted(1, 1, OTHER_MODEL), Limits(1, 0))[-1]) == "P three:1 | D three:1"
 
 
+def test_a_model_that_was_changed_again_during_its_rollout_replaces_both_former_ones() -> None:
+    """Three models cannot all keep their share of the pairs: the smallest goes as a whole."""
+    third = Revision("fit-c", "four")
+    fleet = Fleet.of({(P, OLD): 1, (P, OTHER_MODEL): 1, (P, third): 2, (D, OLD): 1, (D, OTHER_MODEL): 1, (D, third): 1})
+    steps = [shown(step) for step in run(fleet, wanted(3, 2, third), Limits(1, 0))]
+    assert steps[1] == "P three:1 four:2 | D three:1 four:1"
+    assert steps[-1] == "P four:3 | D four:2"
+
+
 def test_nothing_is_removed_while_routable_is_unknown() -> None:
     fleet = Fleet.of({(P, OLD): 2, (D, OLD): 2, (P, NEW): 2, (D, NEW): 2}, routable=False)
     step = next_step(wanted(2, 2, NEW), fleet.groups, Limits(1, 0))

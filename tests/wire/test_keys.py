@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton_wire.errors import AuthenticationError
-from baton_wire.keys import KeyDirectory, KeySet, write_new_key
+from baton_wire.keys import KeyDirectory, KeySet, derived_key, write_new_key
 
 
 def put(directory: Path, name: str, content: bytes, mode: int = 0o600) -> Path:
@@ -137,3 +137,9 @@ def test_the_last_shared_key_is_chosen() -> None:
 
 def test_keys_are_never_printed() -> None:
     assert "secret" not in repr(KeySet({"a": b"secret"}))
+
+
+def test_a_master_key_of_fewer_than_32_bytes_makes_no_link_key() -> None:
+    assert len(derived_key(b"m" * 32, "uid")) == 64
+    with pytest.raises(ValueError, match="a master key has 31 bytes: must be at least 32"):
+        derived_key(b"m" * 31, "uid")

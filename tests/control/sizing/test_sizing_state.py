@@ -15,8 +15,9 @@ from baton_control.sizing.decision.sizing_state import (
     with_kv_capacity,
     with_steps,
 )
+from baton_control.sizing.decision.slo import wake
 from baton_control.sizing.inputs.deployment import sizing_spec
-from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES
+from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES, Interval, SizingMemory
 from baton_control.sizing.inputs.observations import Arrivals, ObservedStep, ProvenZero, Unknown
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_testing.kube.manifests import deployment
@@ -94,6 +95,22 @@ def test_waiting_requests_start_one_pair_whatever_else_is_unknown() -> None:
     assert all(pool.workers == 1 for pool in quiet.pools.values()), "the quiet time begins with the wake"
 
 
+@pytest.mark.parametrize(
+    ("have", "parked", "reason"),
+    [
+        ((0, 0), 1, "prefill 0→1: 1 request waits"),
+        ((1, 0), 2, "prefill 1: 2 requests wait"),
+        ((4, 0), 2, "prefill 4→3: 2 requests wait"),
+    ],
+)
+def test_the_reason_of_a_wake_says_what_moves_and_how_many_wait(
+    have: tuple[int, int], parked: int, reason: str
+) -> None:
+    """A pool above its maximum moves too: its bounds were lowered while its partner was empty."""
+    decision = wake(spec(minimum=0, maximum=3), seen(Unknown("none"), have), SizingMemory(), 1000.0, parked)
+    assert decision.pools[Role.PREFILL].reason == f"{reason} for a first pair of workers"
+
+
 def test_pools_sleep_only_when_nothing_is_at_work_either() -> None:
     a_spec = spec(minimum=0, scale_to_zero_after_s=60.0)
     state = fresh(ROUND_WORKER, a_spec)
@@ -123,6 +140,15 @@ def test_a_restart_keeps_fits_and_history_within_4_kib() -> None:
     assert len(again.memory.history) > 50
     for torn in ("", "{}", text[:200], "[1]", '{"p":1,"d":2,"m":3}'):
         assert restore(torn, ROUND_WORKER, a_spec, 5.0, 1.7e9).memory.history == ()
+
+
+def test_what_is_saved_has_at_most_4_kib_however_long_the_history_is() -> None:
+    """The memory is text within text: its quotes take twice the room."""
+    state = fresh(ROUND_WORKER, spec())
+    for length in range(200, 420):
+        history = (Interval(1.11, 1.11, 1.11),) * length
+        text = save(replace(state, memory=replace(state.memory, history=history)), now=3000.0, epoch_s=1.7e9)
+        assert len(text.encode()) <= MAX_SAVED_BYTES, length
 
 
 def test_the_room_for_kv_is_what_workers_really_have() -> None:

@@ -10,6 +10,7 @@ from baton_control.sizing.decision.budget import cut_to_budget
 from baton_control.sizing.decision.slo import SloDecision, size
 from baton_control.sizing.inputs.context_use import ContextUse
 from baton_control.sizing.inputs.memory import MAX_SAVED_BYTES, Interval, SizingMemory, restore, save
+from baton_control.sizing.inputs.mix import Mix
 from baton_control.sizing.inputs.observations import Arrivals, Known, MeasuredArrivals, ProvenZero, Unknown
 from baton_control.sizing.inputs.request_shape import RequestShape
 from baton_control.sizing.inputs.sizing_spec import Bounds, Schedule, SizingSpec
@@ -147,6 +148,28 @@ def test_a_thousand_requests_at_zero_are_one_activation_within_bounds() -> None:
     walk = Walk(spec(minimum=0, maximum=9, scale_to_zero_after_s=60.0), 0)
     walk.step(arrivals(100), 1, queued=1e6)
     assert walk.workers == (9, 9)
+
+
+class NoneNeeded(PerWorker):
+    """A sizer by which a pool without load needs no worker."""
+
+    def required(self, role: Role, mix: Mix, rate_per_s: float) -> int:
+        return 0
+
+
+def test_neither_pool_is_empty_while_there_is_anything_to_serve() -> None:
+    walk = Walk(spec(minimum=0, scale_to_zero_after_s=60.0), 0)
+    memory = replace(walk.memory, shapes=(SHAPE,) * 8)
+    decision = size(walk.spec, seen(arrivals(0.1), (0, 0)), memory, walk.now, NoneNeeded())
+    assert {role: pool.workers for role, pool in decision.pools.items()} == {Role.PREFILL: 1, Role.DECODE: 1}
+    assert decision.reason == "prefill 0→1: requests arrive; decode 0→1: requests arrive"
+
+
+def test_without_arrivals_the_figure_of_arrivals_is_zero() -> None:
+    walk = Walk(spec())
+    assert walk.step(ProvenZero()).inputs == {"arrivals_per_s": 0.0}, "no request was seen yet"
+    assert walk.step(arrivals(4)).inputs["arrivals_per_s"] == 4.0
+    assert walk.step(ProvenZero()).inputs["arrivals_per_s"] == 0.0
 
 
 def test_a_worker_that_is_starting_in_one_pool_never_holds_up_the_other() -> None:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from baton_engine.memory.blocks import BlockOwner, BlockPool, BlockState
+from baton_engine.memory.blocks import GONE, BlockOwner, BlockPool, BlockState
 from baton_testing.engine.toy_engine import key
 from baton_wire.rules.prefix_digests import block_digest, root_digest
 
@@ -205,6 +205,23 @@ def test_a_sequence_grows_next_to_its_last_block() -> None:
     pool.allocate(A, 2)
     assert pool.allocate(A, 2) == [2, 3]
     assert list(pool.table(A)) == [0, 1, 2, 3]
+
+
+def test_a_match_ends_where_the_group_with_a_window_has_its_last_block() -> None:
+    pool = BlockPool(8, reaches=(None, 1))
+    table, digests = pool.allocate(A, 3), [bytes([number]) for number in range(3)]
+    for index, parent in enumerate((ROOT, *digests[:2])):
+        pool.publish(table[2 * index], digests[index], parent, index + 1, kv_group=0)
+    pool.publish(table[3], digests[1], digests[0], 2, kv_group=1)
+    assert pool.match(digests, 3) == [table[0], GONE, table[2], table[3]], "one block less than was published"
+
+
+def test_the_check_of_the_books_finds_an_owner_that_holds_a_block_twice() -> None:
+    pool = BlockPool(2)
+    pool.allocate(A, 1)
+    pool.share(A, list(pool.table(A)))
+    with pytest.raises(AssertionError, match="holds a block twice"):
+        pool.check()
 
 
 class PoolMachine(RuleBasedStateMachine):

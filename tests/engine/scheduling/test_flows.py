@@ -97,3 +97,13 @@ def test_runs_that_wait_for_their_own_flow_do_not_make_the_worker_look_full() ->
     running = loaded(False, 400, hog(60), spec(SMALL, 8))
     assert running.scheduler.stats().running == 6
     assert running.scheduler.stats().waiting == 0
+
+
+def test_a_prompt_whose_turn_is_earlier_starts_before_those_that_came_first() -> None:
+    running = engine(config(num_blocks=400, max_slots=1))
+    small = spec(SMALL, 8)
+    for request in (*hog(3, choices=1), small):
+        running.scheduler.submit(request, 0.0)
+    running.run()
+    ends = list(running.finishes)
+    assert ends.index((small.key, 0)) == 1, "after the first run of the large request, which was alone"

@@ -205,6 +205,19 @@ def test_a_cancelled_reservation_keeps_its_blocks_until_the_transfer_is_over() -
         assert running.scheduler.stats().blocks_free == 64
 
 
+def test_a_cancel_after_the_landing_gives_everything_back_without_a_release() -> None:
+    running = engine()
+    request = spec(1, 10)
+    running.scheduler.reserve(request, 0.0)
+    running.take_events()
+    running.land(request, running.reserved()[-1])
+    running.scheduler.cancel(key(1), None, 0.0)
+    running.run()
+    stats = running.scheduler.stats()
+    assert (stats.blocks_in_use, stats.blocks_free + stats.blocks_cached) == (0, 64)
+    assert not running.scheduler.knows(key(1))
+
+
 def test_a_queued_reservation_is_cancelled_at_once() -> None:
     running = engine(config(num_blocks=16))
     running.scheduler.reserve(spec(1, 60), 0.0)

@@ -246,6 +246,32 @@ def test_what_waits_for_its_own_tenants_quota_is_known() -> None:
     assert (admission.startable("small"), admission.quota_turns(small, 1)) == (1.0, 0.0)
 
 
+def test_a_request_larger_than_its_quota_waits_for_room_alone_while_nothing_of_its_tenant_runs() -> None:
+    admission = Admission(AdmissionLimits(max_running=8, max_queued=100))
+    flood = tickets(admission, A, 9)
+    large, verdict = begun(admission.offer(Tenant("small", max_running=4), 32, 0.0, at_once=8))
+    assert verdict is Verdict.QUEUED
+    assert admission.waiting_for_quota() == set(), "it needs room, which other tenants have"
+    assert admission.startable("small") == 8 / 32, "its first run"
+    assert large in [begins for ticket in flood for begins in admission.leave(ticket)]
+    assert admission.num_running == 8
+
+
+def test_no_more_than_the_whole_queue_of_a_tenant_can_begin() -> None:
+    admission = Admission(AdmissionLimits(max_running=2))
+    tickets(admission, A, 3)
+    tickets(admission, Tenant("small", max_running=8), 2)
+    assert admission.startable("small") == 1.0, "its quota lets eight begin, and two wait"
+
+
+def test_a_quota_lengthens_the_wait_by_what_is_queued_before_it_and_not_by_its_size() -> None:
+    admission = Admission(AdmissionLimits(max_running=1_024, max_queued=400))
+    small = Tenant("small", max_running=4)
+    assert admission.retry_after_s(small) == 1, "nothing of it waits"
+    tickets(admission, small, 4 + 8)
+    assert admission.retry_after_s(small) == 1 + 4 * 8 // 4
+
+
 def test_one_tenants_queue_does_not_lengthen_what_another_is_told_to_wait() -> None:
     admission = Admission(AdmissionLimits(max_running=4, max_queued=400))
     tickets(admission, A, 200)

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from baton_gateway import errors
-from baton_gateway.requests.held_runs import HeldRuns
+from baton_gateway.requests.held_runs import SWEEP_S, HeldRuns
 from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute
@@ -163,6 +163,7 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
             run_it(large, action)
     assert gone == list(range(8)), "32 of 40 slots: four times what it leaves"
     assert len(held) == 12
+    assert [action.run[0] for _, action in held] == list(range(8, 20)), "what waits is counted for the model's load"
     small = SimpleNamespace(
         ticket=2,
         fingerprint="a",
@@ -224,6 +225,21 @@ async def test_late_runs_whose_requests_ended_are_not_kept() -> None:
     gate.pool = [view(BUSY)]
     await until(lambda: len(gate.held) == 1)
     assert gate.free_one_at_a_time(1) == [1, 3]
+
+
+async def test_late_runs_whose_requests_ended_are_dropped_once_a_second_at_most() -> None:
+    loop = asyncio.get_running_loop()
+    gate = Gate(view(BUSY))
+    gate.held._swept_s = loop.time() + 60.0
+    for number in (1, 2):
+        assert gate.holds(run(number), age_s=200, stage=Stage.ENDED)
+    gate.free_one_at_a_time(1)  # finds them to be late
+    gate.pool = [view(BUSY)]
+    gate.held.release_ready()
+    assert len(gate.held) == 1, "a sweep goes through the whole queue"
+    gate.held._swept_s = loop.time() - SWEEP_S
+    gate.held.release_ready()
+    assert len(gate.held) == 0
 
 
 async def test_only_what_is_new_and_goes_to_a_prefill_worker_waits() -> None:

@@ -121,6 +121,18 @@ def test_a_local_prefill_has_one_leg() -> None:
     assert drive.feed(ClientGone()) == ["cancel D1/1", "end cancelled"]
 
 
+def test_a_route_without_a_prefill_worker_or_without_an_address_has_one_leg() -> None:
+    """A decode worker that has no address for prefill workers, because it was one itself, computes the prompt."""
+    for route in (Route(P1, D1, None), Route(None, D1, Address("10.0.0.1", 7))):
+        drive = Drive()
+        drive.feed(Admitted())
+        drive.feed(Prepared((Prompt(pack_ids(PROMPT), SamplingParams(max_tokens=3), ""),)))
+        drive.feed(Routed(drive.picks.pop().run, route))
+        (sent,) = drive.sent
+        assert isinstance(sent.message, Reserve)
+        assert (sent.worker, sent.message.prefill_epoch) == (D1, None)
+
+
 def test_choices_finish_one_by_one_and_the_request_with_the_last() -> None:
     drive = started(n=3)
     assert drive.last(Reserve).choices == (0, 1, 2)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from baton_gateway.errors import Problem
+from baton_gateway.requests.routing import Routing
+from baton_gateway.workers.pool_load import num_prefill
 from baton_gateway.workers.route import MoveReason, Route, RoutePolicy, RouteQuery, pick, revisions
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role
@@ -240,3 +245,28 @@ def test_sessions_with_a_common_beginning_do_not_all_decode_at_one_worker() -> N
         busy = worker("D1", blocks_free=50_000 - held_blocks, **large)
         workers = [worker("P1", blocks_free=50_000, **large), busy, worker("D2", blocks_free=50_000, **large)]
         assert choose(*workers, asked=asked) == f"P1 {decode}"
+
+
+def test_a_prompt_that_fills_every_block_of_a_worker_is_sent_there() -> None:
+    pair = [worker("P1", blocks_total=7, blocks_free=7), worker("D1", blocks_total=7, blocks_free=7)]
+    assert choose(*pair, asked=query(7 * 16, total_tokens=7 * 16)) == "P1 D1"
+    assert choose(*pair, asked=query(7 * 16 + 1, total_tokens=7 * 16 + 1)) == "context_length_exceeded"
+
+
+def test_only_a_models_own_prefill_workers_are_counted() -> None:
+    pool = [worker("P1"), worker("P2", gateways=2), worker("P3", served_name="other"), worker("D1")]
+    assert num_prefill(pool, "m") == 1.5, "one, and half of one that two gateways share"
+
+
+def test_a_revision_that_is_still_served_is_not_superseded_by_a_newer_one() -> None:
+    def is_superseded(*pool: WorkerView) -> bool:
+        routing = Routing(cast(Any, SimpleNamespace(views=lambda: pool)), Random(1))
+        request = SimpleNamespace(options=SimpleNamespace(model="m"))
+        return routing.is_superseded(cast(Any, SimpleNamespace(fingerprint=PRINT, request=request)), POLICY)
+
+    old = worker("P1"), worker("D1")
+    new = worker("P2", fingerprint=OTHER), worker("D2", fingerprint=OTHER)
+    assert not is_superseded(*old, *new)
+    assert is_superseded(*new)
+    assert is_superseded(old[0], *new), "its last decode worker is gone"
+    assert not is_superseded(), "no other revision can be served"

@@ -154,6 +154,12 @@ def test_with_nothing_in_flight_the_end_is_at_once(name: str) -> None:
     assert p.releases == 1
 
 
+def test_a_sealed_hand_over_is_sealed_once_whatever_the_engine_reports_again() -> None:
+    p = sealed()
+    assert p.compute() == []
+    assert p.states == {PrefillState.SEALED}
+
+
 @pytest.mark.parametrize(
     ("event", "ended"),
     [

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from baton_operator.kube.kinds import BUDGETS, EVENTS, PODS, WORKERS
+from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.metadata import ROLE_LABEL
 from baton_operator.passes.drain_replacement import GIVE_UP, DrainReplacement, PodPlace, plan_replacement
 from baton_testing.kube.calm_world import play
 from baton_testing.kube.cluster import is_ready
 from baton_testing.kube.world import SPACE, Promise, World
+from baton_testing.virtual_time.loop import run_virtual
 from baton_wire.messages.values import Role
 
 Json = dict[str, Any]
@@ -119,6 +121,7 @@ def test_one_worker_more_is_told_and_a_cordon_alone_costs_no_more_than_that() ->
         assert sum(world.writes.values()) == writes, "hours of a cordon change nothing"
         events = [event for event in world.store.all(EVENTS, SPACE) if event["reason"] == "SuccessorStarted"]
         assert any("the only decode is being emptied" in event["message"] for event in events)
+        assert {event["type"] for event in events} == {"Normal"}, "a drain is no fault"
         world.cordon(pod["spec"]["nodeName"], is_cordoned=False)
         await world.settle()
         assert len(pods_of(world, Role.DECODE)) == 1
@@ -145,3 +148,48 @@ def test_without_the_right_to_read_nodes_one_may_go() -> None:
         assert budget(world, Role.DECODE)["maxUnavailable"] == 1
 
     play(script, **SINGLE)
+
+
+def test_pools_whose_workers_change_role_keep_all_but_one_until_the_last_such_worker_is_gone() -> None:
+    """Kubernetes counts the Pods of both pools, so that "one may go" would let one pool give all of its own."""
+
+    async def main() -> None:
+        world = World(promise=Promise(floor=0, most=9), has_links=True)
+        world.start()
+        sizes: Any = {"prefill__replicas": {"min": 3, "max": 3}, "decode__replicas": ONE}
+        kept = {Role.PREFILL: 2, Role.DECODE: 0}
+        try:
+            world.user_applies(**sizes, autoscaling__flips=True)
+            for _ in range(2):
+                await world.settle()
+                assert {role: budget(world, role).get("minAvailable") for role in kept} == kept
+                world.user_applies(**sizes, autoscaling__flips=False, rollout__paused=True)
+            world.user_applies(**sizes, autoscaling__flips=False)
+            await world.settle()
+            assert [budget(world, role)["maxUnavailable"] for role in kept] == [1, 1]
+        finally:
+            await world.end()
+
+    run_virtual(main())
+
+
+def test_pools_that_are_to_flip_keep_all_but_one_from_the_first_pass_on() -> None:
+    async def main() -> None:
+        world = World(promise=Promise(floor=0, most=9), has_links=True)
+        budgets: dict[str, list[Json]] = {role.value: [] for role in Role}
+
+        def note(resource: Resource, change: Change, before: Json | None, after: Json | None) -> None:
+            if resource == BUDGETS and after is not None:
+                budgets[after["metadata"]["labels"][ROLE_LABEL]].append(after["spec"])
+
+        world.store.on_commit.append(note)
+        world.start()
+        try:
+            world.user_applies(prefill__replicas={"min": 3, "max": 3}, autoscaling__flips=True)
+            await world.settle()
+        finally:
+            await world.end()
+        assert [spec.get("minAvailable") for spec in budgets["prefill"]] == [2]
+        assert [spec.get("minAvailable") for spec in budgets["decode"]] == [1]
+
+    run_virtual(main())

@@ -49,3 +49,26 @@ def test_percent_moves_once_a_minute_at_most_and_stops_with_the_fetch() -> None:
         await world.end()
 
     run_virtual(main())
+
+
+def test_of_two_pods_that_fetch_the_newest_says_how_far_the_fetch_is() -> None:
+    """The older one is on a node that does not answer: its last words stay."""
+
+    def tells(gib: int) -> Affliction:
+        running = {"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]}
+        return Affliction(running, ("Unhealthy", f"Readiness probe failed: fetched {gib << 30} of {TOTAL} bytes"))
+
+    async def main() -> None:
+        world = World(promise=Promise(floor=0, most=64))
+        world.cluster.weather.job = Affliction({"active": 1})
+        world.start()
+        world.user_applies(model__source="hf://org/model@" + "a" * 40)
+        await asyncio.sleep(20)
+        world.fetch_pod_is(tells(40), "older")
+        await asyncio.sleep(10)
+        world.fetch_pod_is(tells(10), "newer")
+        await asyncio.sleep(130)
+        assert message(world) == "the model is being fetched: 20 % (10.0 of 50.0 GiB)"
+        await world.end()
+
+    run_virtual(main())

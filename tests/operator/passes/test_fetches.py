@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from baton_control.names import Key
 from baton_operator.kube.kinds import CLAIMS, DEPLOYMENTS, JOBS
 from baton_operator.objects.fetch_settings import FetchSettings
 from baton_operator.objects.fetch_state import RETRY_S, fetch_state, retry_in_s
 from baton_operator.objects.metadata import REFETCH_ANNOTATION
 from baton_operator.passes.fetch_failures import failures_of
 from baton_operator.passes.problems import MAX_TEXT, shorten
+from baton_operator.passes.reconcile import Reconciler
 from baton_testing.kube.causes import HUB, clear
 from baton_testing.kube.clock import stamp, wall
 from baton_testing.kube.cluster import Affliction
@@ -192,6 +194,54 @@ def test_a_fetch_with_former_settings_ends_when_they_change() -> None:
         await until(lambda: False, 30.0)
         [present] = jobs(world)
         assert present["metadata"]["name"] != former["metadata"]["name"]
+
+    in_world(body)
+
+
+def test_a_done_fetch_of_a_former_model_goes_once_the_new_one_is_done() -> None:
+    """Until then a user may go back to the former model, and it needs not be fetched again."""
+
+    async def body(world: World) -> None:
+        world.user_applies(**HUB)
+        await world.settle()
+        [former] = jobs(world)
+        world.cluster.weather.job = Affliction({"active": 1})
+        world.user_applies(**HUB | {"model__source": "hf://org/other@" + "b" * 40})
+        await until(lambda: len(jobs(world)) == 2, 30.0)
+        await until(lambda: len(jobs(world)) != 2, 60.0)
+        assert former["metadata"]["name"] in [job["metadata"]["name"] for job in jobs(world)]
+        world.cluster.weather.job = None
+        world.cluster.nudge()
+        await world.settle()
+        [present] = jobs(world)
+        assert present["metadata"]["name"] != former["metadata"]["name"]
+
+    in_world(body)
+
+
+def test_a_problem_since_an_unknown_time_is_reported_without_pass_after_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts at once, so that no later moment changes the status."""
+    passes: list[float | None] = []
+
+    class CountedReconciler(Reconciler):
+        async def reconcile(self, key: Key) -> float | None:
+            next_s = await super().reconcile(key)
+            passes.append(next_s)
+            return next_s if len(passes) < 100 else 60.0
+
+    monkeypatch.setattr("baton_operator.runtime.Reconciler", CountedReconciler)
+
+    async def body(world: World) -> None:
+        world.cluster.weather.job = Affliction({"active": 1})
+        world.user_applies(**HUB)
+        await until(lambda: len(jobs(world)) == 1, 30.0)
+        ended = program_ended(0, "", "") | {"phase": "Running"}
+        proxy: Json = {"name": "istio-proxy", "restartCount": 0, "ready": True, "state": {"running": {}}}
+        ended["containerStatuses"] = [*ended["containerStatuses"], proxy]
+        world.fetch_pod_is(Affliction(ended))
+        await until(lambda: "istio-proxy" in status(world).get("message", ""), 30.0)
+        await until(lambda: False, 30.0)
+        assert len(passes) < 50
 
     in_world(body)
 

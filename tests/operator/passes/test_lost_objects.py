@@ -11,6 +11,8 @@ from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, RECORDS, SECRET
 from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.kube.object_fields import is_controlled
 from baton_operator.objects.metadata import ADOPT_ANNOTATION
+from baton_operator.passes.plan_writer import LEAVING_S, PlanWriter, WrittenPlan
+from baton_operator.passes.reconcile import Reconciler
 from baton_testing.kube.calm_world import play
 from baton_testing.kube.world import NAME, SPACE, World, deployment_body
 
@@ -93,7 +95,8 @@ def test_objects_without_an_owner_are_a_condition_and_an_event_and_an_annotation
     play(script)
 
 
-def test_a_record_under_another_name_is_taken_over_once_and_fights_no_other() -> None:
+@pytest.mark.parametrize("more", [{}, {"note": "of another version"}], ids=["same bytes", "other bytes"])
+def test_a_record_under_another_name_is_taken_over_once_and_fights_no_other(more: dict[str, str]) -> None:
     """As a backup brings it, or another version that wrote the same content otherwise: the name is of other bytes."""
 
     def records(world: World) -> list[dict[str, Any]]:
@@ -111,6 +114,7 @@ def test_a_record_under_another_name_is_taken_over_once_and_fights_no_other() ->
             key: old["metadata"][key] for key in ("namespace", "labels", "annotations") if key in old["metadata"]
         }
         copied = {key: old[key] for key in ("apiVersion", "kind", "revision", "data")}
+        copied["data"] |= more  # the data of a record cannot be changed: it is made anew
         world.store.create(RECORDS, copied | {"metadata": {**metadata, "name": "chat-templates-0000000000"}}, "kubectl")
         world.by_hand = False
         world.start()
@@ -175,5 +179,65 @@ def test_what_another_object_controls_is_never_taken_over() -> None:
         assert degraded(world) == ("True", "NameTaken")
         owners = world.store.read(WORKERS, SPACE, "chat-gateway")["metadata"]["ownerReferences"]
         assert [owner["kind"] for owner in owners] == ["Secret"]
+
+    play(script)
+
+
+def test_nothing_is_remembered_of_a_deployment_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that runs for months sees thousands of deployments, and often the same names again."""
+    made: list[Reconciler] = []
+
+    class KeptReconciler(Reconciler):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            made.append(self)
+
+    monkeypatch.setattr("baton_operator.runtime.Reconciler", KeptReconciler)
+
+    async def script(world: World) -> None:
+        [reconciler] = made
+        former = world.store.read(DEPLOYMENTS, SPACE, NAME)["metadata"]["uid"]
+        world.user_deletes(DEPLOYMENTS, NAME)
+        await world.settle()
+        assert reconciler._applier.writes_to(former) == 0
+        assert not reconciler._reporter._memories
+        world.user_applies()
+        await world.settle()
+        later = world.store.read(DEPLOYMENTS, SPACE, NAME)["metadata"]["uid"]
+        assert set(reconciler._reporter._memories) == {later}
+
+    play(script)
+
+
+def test_a_pass_comes_again_soon_for_a_record_that_is_being_deleted_and_for_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float | None] = []
+
+    class KeptWriter(PlanWriter):
+        async def write(self, *args: Any) -> WrittenPlan:
+            written = await super().write(*args)
+            waits.append(written.again_s)
+            return written
+
+    monkeypatch.setattr("baton_operator.passes.reconcile.PlanWriter", KeptWriter)
+
+    async def script(world: World) -> None:
+        assert waits
+        assert not any(waits), "a record that was written needs no other pass"
+        [record] = [r for r in world.store.all(RECORDS, SPACE) if "-templates-" in r["metadata"]["name"]]
+        name = record["metadata"]["name"]
+        held = world.store.read(RECORDS, SPACE, name)
+        held["metadata"]["finalizers"] = ["example.com/backup"]
+        world.store.replace(RECORDS, held, "backup")
+        world.user_deletes(RECORDS, name)
+        await asyncio.sleep(30.0)
+        assert waits[-1] == LEAVING_S
+        leaving = world.store.read(RECORDS, SPACE, name)
+        leaving["metadata"]["finalizers"] = []
+        world.store.replace(RECORDS, leaving, "backup")
+        await world.settle()
+        assert waits[-1] is None
+        assert world.store.read(RECORDS, SPACE, name)["metadata"]["uid"] != record["metadata"]["uid"]
 
     play(script)
