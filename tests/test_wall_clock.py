@@ -15,6 +15,8 @@ WHY = {
     "gateway/baton_gateway/text/chat_template.py": "`strftime_now` of chat templates",
     "local/baton_local/batch/command.py": "`created` of answers",
     "local/baton_local/fetching/model_cache.py": "times of files, kept in order where the clock is set back",
+    "local/baton_local/commands/up.py": "the age of run folders, which are files",
+    "local/baton_local/fleet/local_runtime.py": "the age of a log's last line, which is a file's",
     "local/baton_local/fleet/pool_scaling.py": "schedules, and the age of what sizing remembers over a restart",
     "model_fetch/baton_model_fetch/fetching.py": "signatures for a bucket",
     "operator/baton_operator/kube/http_client.py": "the server clock's beginning",

@@ -55,7 +55,7 @@ def cache(tmp_path: Path) -> ModelFolder:
 def test_a_volume_without_modes_gets_the_model_and_one_line_in_the_log(
     cache: ModelFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="baton.fetch")
     monkeypatch.setattr(os, "chmod", raising(number))
     fetched(cache)
     assert cache.is_whole()
@@ -66,7 +66,7 @@ def test_a_volume_without_modes_gets_the_model_and_one_line_in_the_log(
 def test_a_volume_without_flock_is_held_by_a_file_instead(
     cache: ModelFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="baton.fetch")
     monkeypatch.setattr(fcntl, "flock", raising(number))
     monkeypatch.setattr(folder_lock, "STALE_S", 0.3)
     monkeypatch.setattr(folder_lock, "RENEW_S", 0.05)

@@ -127,9 +127,9 @@ def test_plan_gives_the_published_sizes(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan", "--model", "nothing"], "--model"),
+        (["plan", "nothing"], "nothing"),
         (["plan", "--accelerator", "abacus"], "--accelerator"),
-        (["plan", "--model", "llama-3.1-70b"], "tensorParallel"),
+        (["plan", "llama-3.1-70b"], "tensor parallelism"),
         (["simulate", "--trace", "/nowhere.csv"], "--trace"),
         (["simulate", "--rate", "-3"], "--rate"),
         (["simulate", "--policy", "slo,nothing"], "'nothing' is not allowed"),

@@ -310,7 +310,7 @@ BAD: list[tuple[str, Callable[[Path], object], type[ModelError], str]] = [
     ("empty file", lambda d: (d / "model.safetensors").write_bytes(b""), WeightsError, "not a whole safetensors file"),
     ("pickled bin", only("pytorch_model.bin"), WeightsError, "only safetensors.*pytorch_model.bin"),
     ("pickled pt", only("model.pt"), WeightsError, "only safetensors.*model.pt"),
-    ("gguf", only("model.gguf"), WeightsError, "only safetensors.*model.gguf"),
+    ("gguf", only("model.gguf"), WeightsError, "model.gguf: GGUF is not read.*safetensors"),
     ("no weights", lambda d: (d / "model.safetensors").unlink(), WeightsError, "no weights: neither model.safetensors"),
     ("two other names", two_files, WeightsError, "found a.safetensors, b.safetensors"),
     ("a shard alone", renamed("model-00001-of-00002.safetensors"), WeightsError, "found model-00001-of"),

@@ -69,7 +69,7 @@ BODIES = [
     Case(None, "invalid_json", raw=b"7", path=COMPLETIONS, word="object"),
     Case(None, "invalid_json", raw=b'"text"'),
     Case(None, "invalid_json", raw=b'{"a": 1} {}'),
-    Case(None, "invalid_json", raw=b"\xef\xbb\xbf{}"),
+    Case(None, "invalid_json", raw=b"\xef\xbb\xbf\xef\xbb\xbf{}"),
     Case(None, "invalid_json", raw=b'{"temperature": NaN}', word="nan"),
     Case(None, "invalid_json", raw=b'{"temperature": -Infinity}', word="infinity"),
     Case(None, "invalid_json", raw=b'{"seed": ' + b"9" * 10_000 + b"}", word="number"),

@@ -62,7 +62,7 @@ async def test_a_round_begins_fewer_requests_the_longer_they_take() -> None:
     costs = {0.00001: 0, 0.0005: 0, 0.05: 0}
     for cost_s in costs:
         handling = Handling(cost_s)
-        await asyncio.gather(*handling.start(*["a"] * 200))  # learns what they cost
+        await asyncio.gather(*handling.start(*["a"] * 1_000))  # learns what they cost
         begun = await rounds_until_done(handling, handling.start(*["a"] * 200))
         costs[cost_s] = max(begun[1:])
     assert costs == {0.00001: loop_pacing.MAX_PER_ROUND, 0.0005: 4, 0.05: 1}

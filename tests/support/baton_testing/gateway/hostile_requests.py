@@ -29,7 +29,7 @@ the answer; who goes on sending for longer may find the connection closed."""
 READ_OUT_S = 1.0
 LARGE_BYTES = 1 << 20
 """No body up to here takes a second to send."""
-STATUSES = {200, 400, 401, 404, 405, 408, 411, 413, 415, 417, 429}
+STATUSES = {200, 400, 401, 404, 405, 408, 411, 413, 415, 417, 429, 431}
 """Allowed answers, besides 503 with Retry-After."""
 FIELDS = (
     "model", "messages", "prompt", "n", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p",

@@ -342,7 +342,7 @@ CAUSES = (
     Planted("nobody to be near to", "Unschedulable", _pods(WORKER, _unplaced(NO_NEIGHBOUR)), clear, says="affinity"),
     Planted("no even spread", "Unschedulable", _pods(GATEWAY, _unplaced(NO_SPREAD)), clear, says="topology spread"),
     Planted("nodes are full of Pods", "Unschedulable", _pods(WORKER, _unplaced(FULL)), clear, says="Too many pods"),
-    Planted("devices cannot be allocated", "InsufficientAccelerators", _pods(WORKER, _unplaced(NO_DEVICE)), clear,
+    Planted("devices cannot be allocated", "Unschedulable", _pods(WORKER, _unplaced(NO_DEVICE)), clear,
             says="cannot allocate"),
     Planted("a node refuses", "NodeRefuses", _pods(WORKER, Affliction(REFUSED_POD))),
     Planted("name taken", "NameTaken", _name_taken),

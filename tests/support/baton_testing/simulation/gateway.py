@@ -78,7 +78,7 @@ TEXT = _text_model()
 class SimShapes:
     """Compiles what a client asks for: outside the loop, as the production one does in a process of its own."""
 
-    async def compile(self, shape: OutputFormat, tenant: str) -> Grammar:
+    async def compile(self, shape: OutputFormat, tenant: str, unenforced: object) -> Grammar:
         await asyncio.sleep(SHAPE_S)
         return toy_grammars.grammar(shape.source)
 

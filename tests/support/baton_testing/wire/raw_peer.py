@@ -15,7 +15,7 @@ from baton_kv_transfer.network import SocketConnection, Sockets
 from baton_wire.handshake import LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.codec import decode, encode
-from baton_wire.messages.gateway_link import BundleChunk, Heartbeat, Hello, ToGateway, WorkerState
+from baton_wire.messages.gateway_link import BundleChunk, CachedPlaces, Heartbeat, Hello, ToGateway, WorkerState
 from baton_wire.messages.values import MAX_FRAME_BYTES
 from baton_wire.session import AlteredFrames, FrameParts, Session, parts
 
@@ -83,7 +83,7 @@ class GatewayPeer:
                 message = decode(frame, ToGateway)
                 if isinstance(message, kind):
                     return message
-                assert isinstance(message, BundleChunk | WorkerState | Heartbeat | Hello), message
+                assert isinstance(message, BundleChunk | WorkerState | CachedPlaces | Heartbeat | Hello), message
 
     async def is_closed(self) -> bool:
         """True if the worker closes the link soon; frames before that are skipped."""
