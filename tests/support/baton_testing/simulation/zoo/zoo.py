@@ -128,7 +128,7 @@ ZOO = (
     _decode("F18", transfer.MarksCorruptAsLanded),
     _keeper("F14 F15", keeper.FreesWhatItKeeps),
     _keeper("F6 F13", keeper.KeepsForEver, first=503),
-    _keeper("F14", keeper.SendsOnUnderOpenPuts, first=376),
+    _keeper("F14", keeper.SendsOnUnderOpenPuts, first=460),
     _keeper("F7", keeper.LosesFirstTokens, first=5),
     _keeper("F5 F15", keeper.LosesProgress),
     _scheduler("one step ahead", engine.UsesAfterFinish, shape={"ahead": 0.9}),
