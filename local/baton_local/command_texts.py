@@ -10,7 +10,7 @@ ALIASES: Mapping[str, str] = {"quantize": "quantise"}
 TEXTS: Mapping[str, tuple[str, str]] = {
     "up": (
         "Serves a model with separate prefill and decode workers behind an OpenAI-compatible gateway, until Ctrl-C. "
-        "What can be refused is refused before a process starts.",
+        "Errors in the model or the manifest are reported before a process starts.",
         "baton up hf://Qwen/Qwen3-0.6B --decode 2 --port 8000",
     ),
     "demo": (
@@ -18,21 +18,21 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "baton demo -f examples/tiny.yaml",
     ),
     "status": (
-        "Shows the processes, why each pool has its size, the KV lanes, and latencies of the last minute and since the "
-        "start.",
+        "Shows the processes, why each pool has its size, the lanes that carry KV, and latencies of the last minute "
+        "and since the start.",
         "baton status --watch",
     ),
     "ask": (
-        "Sends one question to the running deployment and prints the answer as it comes.",
+        "Sends one question to the running deployment and streams the answer.",
         'baton ask "How does the hand-over work?" --max-tokens 200',
     ),
     "chat": (
-        "A conversation in the terminal: the history is sent along, answers are streamed, and each ends with its "
-        "speed. /help lists what can be typed.",
+        "Holds a conversation in the terminal. Each request includes the history; answers are streamed and followed by "
+        "their speed. /help lists the commands of the conversation.",
         'baton chat --system "Answer in one sentence."',
     ),
     "logs": (
-        "Prints the logs of a deployment's processes: of the one that runs, else of the last one that did.",
+        "Prints the logs of the processes of the running deployment, or else of the last one that ran.",
         "baton logs --follow",
     ),
     "down": (
@@ -40,20 +40,21 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "baton down",
     ),
     "validate": (
-        "Checks LLMDeployments and LLMPools with the parser of the operator, all faults at once, without a cluster. "
-        "Exit status 1: a manifest is refused.",
+        "Checks LLMDeployments and LLMPools with the operator's parser, without a cluster, and reports all errors at "
+        "once. Exit status 1 means that a manifest is refused.",
         "baton validate deploy/*.yaml --pod-policy values.yaml",
     ),
     "batch": (
-        "Answers a file of requests with one engine in this process, for throughput alone. The same command resumes.",
+        "Answers a file of requests with one engine in this process, for throughput. The same command resumes a run.",
         "baton batch --model /data/qwen3-0.6b requests.jsonl answers.jsonl",
     ),
     "simulate": (
-        "Replays a load in the simulator under one or several scaling policies, and reports attainment and cost.",
+        "Replays a load in the simulator under one or several scaling policies, and reports the share of requests "
+        "within the targets and the cost.",
         "baton simulate --trace azure.csv --policy slo,hpa-queue,3+2",
     ),
     "plan": (
-        "Estimates what a model can do on an accelerator, from its sizes alone.",
+        "Estimates what a model can do on an accelerator, from the model's sizes alone.",
         "baton plan /data/llama-3.1-8b --accelerator h200,h100 --tpot 25ms",
     ),
     "quantise": (
@@ -62,7 +63,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "baton quantise /data/qwen3-0.6b /data/qwen3-0.6b-int8 --format int8",
     ),
     "compile": (
-        "Compiles the kernels of a model's workers ahead of time, on a machine with or without that accelerator.",
+        "Compiles the kernels of a model's workers ahead of time, on a machine with or without the accelerator.",
         "baton compile /data/llama-3.1-8b --accelerator h200 --to kernels",
     ),
     "bench": (

@@ -156,7 +156,7 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--emulate",
         metavar="ACCELERATOR[xN]:MODEL[/SLOWER][@TIME]",
-        help="compute nothing: a step takes SLOWER times as long as for MODEL on N accelerators, "
+        help="compute nothing: a step takes SLOWER times as long as for MODEL on N accelerators, and "
         "the start of a worker takes TIME (default: 30s)",
     )
     parser.add_argument(
@@ -237,14 +237,16 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 def _add_down(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="NAME or NAMESPACE.NAME (default: the one that runs)")
     parser.add_argument(
-        "--timeout", type=some_seconds, default="30s", metavar="TIME", help="then its processes are killed"
+        "--timeout",
+        type=some_seconds,
+        default="30s",
+        metavar="TIME",
+        help="time after which processes that still run are killed",
     )
 
 
 def _add_validate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="manifest (YAML, several documents are fine); -: stdin"
-    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="manifest (YAML, one or more documents); -: stdin")
     parser.add_argument(
         "--pod-policy",
         type=Path,
@@ -258,7 +260,7 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
         "process",
         nargs="?",
         metavar="PROCESS",
-        help="a process by its name in `baton status`, or a part of names such as prefill",
+        help="process by its name in `baton status`, or a part of that, such as prefill (default: all)",
     )
     parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
     parser.add_argument("-f", "--follow", action="store_true", help="print new lines until Ctrl-C")
@@ -327,7 +329,7 @@ COMMANDS: Mapping[str, tuple[str, AddOptions]] = {
     "chat": ("have a conversation with the running deployment", _add_chat),
     "logs": ("print the logs of the deployment's processes", _add_logs),
     "down": ("stop a running deployment", _add_down),
-    "validate": ("check manifests before a cluster sees them", _add_validate),
+    "validate": ("check manifests before you apply them to a cluster", _add_validate),
     "batch": ("answer a file of requests with one engine, without serving", _add_batch),
     "simulate": ("replay a load under a scaling policy in the simulator", _add_simulate),
     "plan": ("estimate what a model can do on an accelerator", _add_plan),

@@ -88,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--shared-tokens",
         type=integer(0, 1 << 20),
         metavar="N",
-        help="tokens at the start of a prompt that others share (default: 0)",
+        help="tokens at the start of a prompt that prompts share (default: 0)",
     )
     load.add_argument(
         "--beginnings",
@@ -124,7 +124,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_percentile,
         default=95.0,
         metavar="P",
-        help="percent of the requests that has to meet the targets (default: 95)",
+        help="percentage of requests that must meet the targets (default: 95)",
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, metavar="FILE", help="write the record as JSON, for --beside too")

@@ -37,7 +37,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     add_renamed(parser, "--model", "MODEL", dest="model")
     parser.add_argument(
-        "--accelerator", default="h200", metavar="NAME", help=f"{', '.join(ACCELERATORS)} (default: h200)"
+        "--accelerator", default="h200", metavar="NAME", help=f"type: {', '.join(ACCELERATORS)} (default: h200)"
     )
     parser.add_argument(
         "--tensor-parallel",
@@ -48,7 +48,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="accelerators of a worker; more than 1 can be planned but not served (default: 1)",
     )
     parser.add_argument(
-        "--max-step-tokens", type=int, default=4096, metavar="N", help="prefill budget of one step (default: 4096)"
+        "--max-step-tokens",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="maximum prompt tokens of one prefill step (default: 4096)",
     )
 
 
@@ -58,17 +62,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=int, default=1155, metavar="N", help="mean prompt tokens")
     parser.add_argument("--output", type=int, default=211, metavar="N", help="mean answer tokens")
     parser.add_argument(
-        "--tpot", type=time_or("ms"), default="25ms", metavar="TIME", help="target for the batch of a decode worker"
+        "--tpot",
+        type=time_or("ms"),
+        default="25ms",
+        metavar="TIME",
+        help="TPOT target, which limits the batch of a decode worker",
     )
     add_session_options(parser).add_argument(
-        "--ttft", type=time_or("ms"), default="2s", metavar="TIME", help="target for the first token of a turn"
+        "--ttft", type=time_or("ms"), default="2s", metavar="TIME", help="TTFT target of a turn"
     )
     parser.set_defaults(prompt_tokens=None, output_tokens=None, shared_tokens=None, beginnings=None)
     parser.set_defaults(rate_scale=1.0, duration=None)
     parser.add_argument(
         "--price",
         metavar="X,…",
-        help="of an accelerator and hour, one for each --accelerator (default: no costs are shown)",
+        help="price of one accelerator for an hour, one for each --accelerator (default: no costs are shown)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -40,20 +40,25 @@ def add_session_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGr
     sessions.add_argument(
         "--sessions",
         metavar="SHAPE|NUMBER|FILE",
-        help=f"sessions in a closed loop: {', '.join(SHAPES)}, a number that draws a shape, or a Mooncake JSONL",
+        help=f"run sessions in a closed loop: {', '.join(SHAPES)}, a number that draws a shape, or a Mooncake JSONL",
     )
     sessions.add_argument(
-        "--session-count", type=integer(1, 100_000), metavar="N", help="sessions (default: as the shape says)"
+        "--session-count", type=integer(1, 100_000), metavar="N", help="number of sessions (default: the shape's own)"
     )
     sessions.add_argument(
-        "--turns", type=length_distribution, metavar="N|LOW-HIGH", help="turns of a session, without sub-agents"
+        "--turns", type=length_distribution, metavar="N|LOW-HIGH", help="turns of a session, not counting sub-agents"
     )
     sessions.add_argument(
         "--new-tokens", type=length_distribution, metavar="N|LOW-HIGH", help="tokens that each later turn adds"
     )
-    sessions.add_argument("--users", type=integer(1, 100_000), metavar="N", help="sessions at once (default: all)")
     sessions.add_argument(
-        "--in-flight", type=integer(1, 100_000), metavar="N", help="requests at once (default: all that are due)"
+        "--users", type=integer(1, 100_000), metavar="N", help="maximum sessions at once (default: all)"
+    )
+    sessions.add_argument(
+        "--in-flight",
+        type=integer(1, 100_000),
+        metavar="N",
+        help="maximum requests at once (default: all that are due)",
     )
     sessions.add_argument(
         "--think-scale", type=_think_scale, default=1.0, metavar="X", help="factor for think times (default: 1)"

@@ -61,21 +61,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--file",
         type=Path,
         metavar="FILE",
-        help="an LLMDeployment: model, accelerators, targets, pools and prices are as it says",
+        help="manifest of an LLMDeployment that sets model, accelerators, targets, pools and prices",
     )
     add_model_options(parser)
     load = parser.add_argument_group("load")
     load.add_argument(
-        "--trace", type=Path, metavar="FILE", help="Azure CSV, Mooncake JSONL, or arrival_s,prompt_tokens,…"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="trace to replay: Azure CSV, Mooncake JSONL, or CSV with arrival_s,prompt_tokens,…",
     )
-    load.add_argument("--rate", type=float, default=10.0, metavar="R", help="highest requests per second, synthetic")
-    load.add_argument("--shape", type=Shape, choices=list(Shape), default=Shape.DIURNAL, help="of the synthetic load")
-    load.add_argument("--duration", type=some_seconds, metavar="TIME", help="of the load (default, synthetic: 30m)")
-    load.add_argument("--rate-scale", type=float, default=1.0, metavar="X", help="X times as many requests")
     load.add_argument(
-        "--time-scale", type=float, default=1.0, metavar="X", help="the same requests over X times the time"
+        "--rate", type=float, default=10.0, metavar="R", help="highest rate of a synthetic load, in requests per second"
     )
-    load.add_argument("--seed", type=int, default=1, metavar="N", help="of the synthetic load and the policies")
+    load.add_argument(
+        "--shape", type=Shape, choices=list(Shape), default=Shape.DIURNAL, help="shape of a synthetic load"
+    )
+    load.add_argument(
+        "--duration",
+        type=some_seconds,
+        metavar="TIME",
+        help="length of a synthetic load (default: 30m) or of sessions (default: until they end)",
+    )
+    load.add_argument("--rate-scale", type=float, default=1.0, metavar="X", help="factor for the number of requests")
+    load.add_argument("--time-scale", type=float, default=1.0, metavar="X", help="factor for the time between requests")
+    load.add_argument("--seed", type=int, default=1, metavar="N", help="seed of a synthetic load and of the policies")
     add_session_options(parser).add_argument(
         "--routing",
         default="baton",
@@ -84,9 +94,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_shape_options(parser)
     goal = parser.add_argument_group("goal")
-    goal.add_argument("--ttft", type=some_seconds, metavar="TIME", help="target (default: 500ms)")
-    goal.add_argument("--tpot", type=some_seconds, metavar="TIME", help="target (default: 25ms)")
-    goal.add_argument("--percentile", type=float, metavar="P", help="of both targets (default: 95)")
+    goal.add_argument("--ttft", type=some_seconds, metavar="TIME", help="TTFT target (default: 500ms)")
+    goal.add_argument("--tpot", type=some_seconds, metavar="TIME", help="TPOT target (default: 25ms)")
+    goal.add_argument("--percentile", type=float, metavar="P", help="percentile of both targets (default: 95)")
     pools = parser.add_argument_group("pools")
     pools.add_argument(
         "--policy",
@@ -95,14 +105,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(POLICIES)}, or a fixed pool such as 3+2; several are compared",
     )
     pools.add_argument(
-        "--startup-time", type=some_seconds, default="2m", metavar="TIME", help="until a new worker is routable"
+        "--startup-time", type=some_seconds, default="2m", metavar="TIME", help="time until a new worker is routable"
     )
     add_renamed(pools, "--startup-s", "--startup-time", type=time_or("s"))
-    pools.add_argument("--flip-time", type=seconds, metavar="TIME", help="until a worker serves in the other pool")
-    pools.add_argument("--max-workers", type=int, metavar="N", help="of each pool (default: 64)")
-    pools.add_argument("--max-accelerators", type=int, metavar="N", help="budget of both pools")
-    pools.add_argument("--price", type=float, metavar="X", help="of an accelerator and hour")
-    pools.add_argument("--sleep-after", type=some_seconds, metavar="TIME", help="without requests; mode SLO alone")
+    pools.add_argument(
+        "--flip-time", type=seconds, metavar="TIME", help="time in which a worker changes its pool (default: no flips)"
+    )
+    pools.add_argument("--max-workers", type=int, metavar="N", help="maximum workers of each pool (default: 64)")
+    pools.add_argument("--max-accelerators", type=int, metavar="N", help="maximum accelerators of both pools together")
+    pools.add_argument("--price", type=float, metavar="X", help="price of one accelerator for an hour")
+    pools.add_argument(
+        "--sleep-after",
+        type=some_seconds,
+        metavar="TIME",
+        help="time without requests after which pools scale to zero (policy slo)",
+    )
     faults = parser.add_argument_group("faults")
     faults.add_argument(
         "--metrics-lost",
@@ -110,7 +127,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FROM-TO",
-        help="times after the start of the load, such as 1m-90s",
+        help="time span without metrics, after the start of the load, such as 1m-90s",
     )
     faults.add_argument(
         "--worker-dies",
@@ -118,13 +135,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ROLE@TIME",
-        help="a worker of prefill or decode is lost then",
+        help="a worker of the role prefill or decode dies at that time",
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--plot", type=Path, metavar="FILE", help="timeline as .png or .svg (needs the extra `plot`)")
     output.add_argument(
-        "--what-if", action="store_true", help="workers for other targets and loads instead of a replay"
+        "--what-if", action="store_true", help="print the workers that other targets and loads need instead of a replay"
     )
     parser.set_defaults(**dict.fromkeys(USUAL))
 
