@@ -58,7 +58,7 @@ _log = logging.getLogger("baton.gateway.links")
 MOST_STATES = 1_000
 """States accepted from a worker in a second: a busy one sends 333."""
 TURN_FRAMES = 32
-TURN_S = 0.001
+TURN_S = 0.004
 """Frames received in a row, and the time that they may take, before other tasks run: a peer that sends without end, or
 long frames, holds up no other.
 """

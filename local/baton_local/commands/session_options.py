@@ -1,4 +1,4 @@
-"""The options that make loads of sessions, for `baton bench` and `baton simulate`."""
+"""The options that make loads of sessions, for `baton bench`, `baton simulate` and `baton plan`."""
 
 from __future__ import annotations
 

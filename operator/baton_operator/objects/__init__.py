@@ -1,1 +1,6 @@
-"""The Kubernetes objects of a deployment as plain data, made by pure functions. None of them talks to an API server."""
+"""The Kubernetes objects of a deployment as plain data, made by pure functions.
+
+Owns what a Pod, a Service, a policy or a claim of a deployment looks like.
+Never talks to an API server.
+Called by passes.
+"""
