@@ -39,8 +39,11 @@ def bare(body: Json) -> Json:
     """Without what an old server does not know."""
     stripped: Json = copy.deepcopy(body)
     stripped["metadata"].pop("ownerReferences", None)
-    for container in stripped["spec"].get("template", {}).get("spec", {}).get("containers", ()):
+    pod = stripped["spec"].get("template", {}).get("spec", {})
+    for container in pod.get("containers", ()):
         container.pop("lifecycle", None)
+    for constraint in pod.get("topologySpreadConstraints", ()):
+        constraint.pop("matchLabelKeys", None)
     return stripped
 
 

@@ -52,7 +52,7 @@ async def what_is_absent_is_filled_in_and_what_is_unknown_is_dropped(api: KubeAp
 
 
 async def what_the_schema_does_not_allow_is_refused(api: KubeApi, space: str, scale: Scale) -> None:
-    for path, value in (("prefill.replicas.max", 2000), ("slo.ttft.target", "5 minutes"), ("model", None)):
+    for path, value in (("prefill.replicas.max", 2000), ("slo.ttft.percentile", 101.0), ("model", None)):
         body = llm(space)
         set_at(body, ("spec", *path.split(".")), value)
         error = await refused(Invalid, api.create(DEPLOYMENTS, body, manager=A))
