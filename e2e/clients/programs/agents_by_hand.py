@@ -49,9 +49,10 @@ def as_claude_code() -> Any:
         {"role": "user", "content": [{"type": "text", "text": question, **mark}]},
         {"role": "system", "content": "The date is today."},
     ]
+    system: list[Any] = [{"type": "text", "text": "You add.", **mark}]
     for _ in range(20):
         with client.messages.stream(
-            model="scripted", max_tokens=400, system=[{"type": "text", "text": "You add.", **mark}], tools=tools,
+            model="scripted", max_tokens=400, system=system, tools=tools,
             messages=messages, metadata={"user_id": "u"},
         ) as stream:  # fmt: skip
             message: Any = stream.get_final_message()
@@ -94,7 +95,8 @@ def as_codex() -> Any:
             prompt_cache_key="k", extra_body={"client_metadata": {"turn": "1"}},
             text={"format": {"type": "json_schema", "name": "total", "schema": Total.model_json_schema()}},
         )  # fmt: skip
-        done: Any = list(stream)[-1].response
+        last: Any = list(stream)[-1]
+        done = last.response
         items += [item.to_dict() for item in done.output]
         made = [item for item in done.output if item.type == "function_call"]
         if not made:
