@@ -20,11 +20,9 @@ from baton_operator.kube.kinds import SECRETS
 from baton_operator.kube.kube_api import AlreadyExists, KubeApi, NotFound
 from baton_operator.kube.labels import FIELD_MANAGER
 from baton_operator.kube.object_fields import Manifest, mapping
-from baton_wire.keys import MIN_MASTER_BYTES
+from baton_wire.keys import MAX_KEYS, MIN_MASTER_BYTES
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9.-]{0,30}[a-z0-9])?")
-MAX_KEYS = 16
-"""The most keys that the processes accept which get the keys derived from them."""
 FIRST_ID = "first"
 """The id of the key in a Secret that the operator makes."""
 MADE_BYTES = 64

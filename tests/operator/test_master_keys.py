@@ -11,12 +11,13 @@ import pytest
 
 from baton_operator.kube.kinds import SECRETS
 from baton_operator.kube.kube_api import Forbidden
-from baton_operator.master_keys import MAX_KEYS, KeyFolder, KeySecret, MasterKeys, MasterKeysError, make_key
+from baton_operator.master_keys import KeyFolder, KeySecret, MasterKeys, MasterKeysError, make_key
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.memory import UNREADABLE, MemoryKube
 from baton_testing.kube.store import Json, Store
 from baton_testing.virtual_time.loop import run_virtual
+from baton_wire.keys import MAX_KEYS
 
 SPACE, NAME = "baton-system", "baton-operator-master-keys"
 

@@ -9,14 +9,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton_gateway.errors import invalid, unsupported
-from baton_gateway.openai_api.openai_fields import (
-    BESIDE_TEXTS,
-    MAX_TEXT_CHARS,
-    Fields,
-    wrong_type,
-)
-from baton_gateway.openai_api.tool_fields import MAX_TOOLS
+from baton_gateway.errors import unsupported
+from baton_gateway.openai_api.openai_fields import BESIDE_TEXTS, MAX_TEXT_CHARS, Fields, wrong_type
+from baton_gateway.openai_api.tool_fields import check_tool_list, skip_hosted_tool
 
 _TEXT = {"type": "string"}
 _LINES = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
@@ -69,25 +64,14 @@ def read_message_tools(value: Any, is_free: bool) -> MessageTools:
     Raises RefusedError.
     """
     tools = MessageTools()
-    if value is None:
-        return tools
-    if not isinstance(value, list):
-        raise wrong_type("tools", "a list of tools")
-    if len(value) > MAX_TOOLS:
-        raise invalid("tools", f"'tools' has {len(value)} entries; at most {MAX_TOOLS} are allowed.", "too_long")
-    for index, entry in enumerate(value):
+    for index, entry in enumerate(check_tool_list(value, "tools")):
         path = f"tools[{index}]"
         if not isinstance(entry, dict):
             raise wrong_type(path, "an object")
         fields = Fields(entry, f"{path}.")
         kind = fields.take("type")
         if isinstance(kind, str) and _SERVER_TOOLS.fullmatch(kind):
-            if not is_free:
-                reason = (
-                    f"{kind!r} runs at the provider, and nothing runs it here; with tool_choice 'auto' it is skipped"
-                )
-                raise unsupported(f"{path}.type", reason)
-            tools.skipped.append(f"{path}:{kind}")
+            tools.skipped.append(skip_hosted_tool(kind, path, is_free))
             continue
         tools.functions.append({"type": "function", "function": _function(fields, kind, path)})
         tools.origins.append(path)

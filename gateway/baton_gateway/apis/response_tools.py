@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from baton_gateway.errors import invalid, unsupported
+from baton_gateway.errors import unsupported
 from baton_gateway.openai_api.openai_fields import (
     BESIDE_TEXTS,
     MAX_IGNORED_BYTES,
@@ -22,7 +22,7 @@ from baton_gateway.openai_api.openai_fields import (
     check_text,
     wrong_type,
 )
-from baton_gateway.openai_api.tool_fields import MAX_TOOLS, check_tool_name
+from baton_gateway.openai_api.tool_fields import check_tool_list, check_tool_name, skip_hosted_tool
 
 Item = dict[str, Any]
 _TEXT = {"type": "string"}
@@ -144,12 +144,7 @@ def read_tools(value: Any, is_free: bool) -> ResponseTools:
             tool = BUILT_IN[kind]
             function = {"name": kind, "description": tool.description, "parameters": tool.parameters}
         elif isinstance(kind, str) and _HOSTED.fullmatch(kind):
-            if not is_free:
-                reason = (
-                    f"{kind!r} runs at the provider, and nothing runs it here; with tool_choice 'auto' it is skipped"
-                )
-                raise unsupported(f"{path}.type", reason)
-            tools.skipped.append(f"{path}:{kind}")
+            tools.skipped.append(skip_hosted_tool(kind, path, is_free))
             continue
         else:
             known = ", ".join(("function", CUSTOM, "namespace", *BUILT_IN))
@@ -168,13 +163,7 @@ def read_tools(value: Any, is_free: bool) -> ResponseTools:
 
 def _entries(value: Any, path: str, namespace: str | None) -> Iterator[tuple[str, Any, str | None]]:
     """Yield the path of each tool, the tool, and its namespace."""
-    if value is None:
-        return
-    if not isinstance(value, list):
-        raise wrong_type(path, "a list of tools")
-    if len(value) > MAX_TOOLS:
-        raise invalid(path, f"'{path}' has {len(value)} entries; at most {MAX_TOOLS} are allowed.", "too_long")
-    for index, entry in enumerate(value):
+    for index, entry in enumerate(check_tool_list(value, path)):
         place = f"{path}[{index}]"
         if namespace is None and isinstance(entry, dict) and entry.get("type") == "namespace":
             fields = _fields(entry, place)

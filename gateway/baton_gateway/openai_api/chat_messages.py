@@ -15,7 +15,7 @@ from baton_gateway.openai_api.openai_fields import (
     check_text,
     wrong_type,
 )
-from baton_gateway.openai_api.tool_fields import MAX_CALL_ID_CHARS, MAX_TOOLS
+from baton_gateway.openai_api.tool_fields import MAX_CALL_ID_CHARS, MAX_TOOLS, check_tool_list
 from baton_gateway.text.message_arrangements import merge_leading
 
 MAX_MESSAGES = 2_048
@@ -113,11 +113,8 @@ def _reasoning(fields: Fields) -> ChatMessage:
 def _calls(value: Any, path: str, results: ToolResults) -> ChatMessage:
     if not value:
         return {}
-    if not isinstance(value, list):
-        raise wrong_type(path, "a list of calls")
-    if len(value) > MAX_TOOLS:
-        raise invalid(path, f"'{path}' has {len(value)} entries; at most {MAX_TOOLS} are allowed.", "too_long")
-    return {"tool_calls": [_call(entry, f"{path}[{index}]", results) for index, entry in enumerate(value)]}
+    calls = check_tool_list(value, path, "a list of calls")
+    return {"tool_calls": [_call(entry, f"{path}[{index}]", results) for index, entry in enumerate(calls)]}
 
 
 def _call(value: Any, path: str, results: ToolResults) -> dict[str, Any]:

@@ -43,13 +43,30 @@ def check_tool_name(value: Any, path: str) -> str:
     return value
 
 
-def _tools(value: Any) -> tuple[Tool, ...]:
+def check_tool_list(value: Any, path: str, expected: str = "a list of tools") -> list[Any]:
+    """Check a list of tools or calls; None is an empty one. Raises RefusedError if it is no list, or too long."""
     if value is None:
-        return ()
+        return []
     if not isinstance(value, list):
-        raise wrong_type("tools", "a list of tools")
+        raise wrong_type(path, expected)
     if len(value) > MAX_TOOLS:
-        raise invalid("tools", f"'tools' has {len(value)} entries; at most {MAX_TOOLS} are allowed.", "too_long")
+        raise invalid(path, f"'{path}' has {len(value)} entries; at most {MAX_TOOLS} are allowed.", "too_long")
+    return value
+
+
+def skip_hosted_tool(kind: str, path: str, is_free: bool) -> str:
+    """Name a tool that runs at the provider and is skipped here. `is_free`: the model may choose whether it calls.
+
+    Raises RefusedError where it may not, because the tool could be the one that it has to call.
+    """
+    if not is_free:
+        reason = f"{kind!r} runs at the provider, and nothing runs it here; with tool_choice 'auto' it is skipped"
+        raise unsupported(f"{path}.type", reason)
+    return f"{path}:{kind}"
+
+
+def _tools(value: Any) -> tuple[Tool, ...]:
+    value = check_tool_list(value, "tools")
     if value and (size := len(msgspec.json.encode(value))) > MAX_TOOLS_BYTES:
         message = f"'tools' has {size} bytes of JSON; at most {MAX_TOOLS_BYTES} are allowed."
         raise invalid("tools", message, "too_long")

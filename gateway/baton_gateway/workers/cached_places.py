@@ -12,14 +12,14 @@ from typing import Final
 from baton_gateway.workers.place_index import PlaceIndex
 from baton_wire.messages.gateway_link import CachedPlaces
 from baton_wire.messages.values import PLACE_BYTES
-from baton_wire.rules.prefix_digests import MOST_PLACES
+from baton_wire.rules.prefix_digests import ANNOUNCED_PER_S, MOST_PLACES
 
 DISBELIEVED_S: Final = 60.0
 """After this long a worker that announced the impossible is asked for all its places again."""
 ASK_S: Final = 5.0
 """Least time between two questions to a worker that missed nothing itself, but whose messages were missed."""
-CHANGES_PER_S: Final = 4_096.0
-"""Changed places that are read of one worker: a sound one announces 1,500 a second at most."""
+CHANGES_PER_S: Final = 3.0 * ANNOUNCED_PER_S
+"""Changed places that are read of one worker: more than a sound one announces."""
 CHANGES_AT_ONCE: Final = 4.0 * MOST_PLACES
 
 
@@ -32,7 +32,6 @@ class _Announcer:
     """True when the worker has announced all its places, and every change since was heard."""
     generation: int = 0
     places: int = 0
-    left_out: int = 0
     disbelieved_until_s: float | None = None
     asked_s: float | None = None
     allowed: float = CHANGES_AT_ONCE
@@ -86,17 +85,12 @@ class CachedPlacesBook:
         elif message.generation > announcer.generation + 1:
             self._forget(announcer)
             return self._ask(announcer, now)
-        announcer.generation, announcer.left_out = message.generation, message.left_out
+        announcer.generation = message.generation
         announcer.places += self._index.add(announcer.holder, message.added)
         announcer.places -= self._index.drop(announcer.holder, message.dropped)
         if announcer.places > MOST_PLACES:
             return self._disbelieve(announcer, f"it announced more than {MOST_PLACES} places", now)
         return Reading()
-
-    def knows(self, epoch: bytes) -> bool:
-        """Return whether the worker has announced what it holds."""
-        announcer = self._announcers.get(epoch)
-        return announcer is not None and announcer.is_known
 
     def places(self, epoch: bytes) -> int | None:
         """Number of places that the worker announced; None: unknown."""
@@ -130,7 +124,7 @@ class CachedPlacesBook:
 
     def _forget(self, announcer: _Announcer) -> None:
         self._index.forget(announcer.holder)
-        announcer.is_known, announcer.places, announcer.left_out = False, 0, 0
+        announcer.is_known, announcer.places = False, 0
 
 
 def _find_fault(announcer: _Announcer, message: CachedPlaces, now: float) -> str | None:

@@ -186,6 +186,7 @@ def _place(query: RouteQuery, prefill: WorkerView, decode: WorkerView, targets: 
         base_s=decode.rows_s,
         token_s=decode.piece_token_s,
         queued_tokens=decode.prompt_tokens,
+        # What only the prefill worker has cached would be computed again here: it counts as in `choose_worker`.
         missing_tokens=here + (MISSING_WEIGHT - 1) * max(0, here - missing),
         coming_tokens_s=decode.coming_tokens_s,
         least_s=decode.least_rows_s,

@@ -29,9 +29,9 @@ def linked(*epochs: bytes) -> CachedPlacesBook:
 def test_what_a_worker_holds_is_unknown_until_it_says_so() -> None:
     book = CachedPlacesBook()
     book.begin(ONE)
-    assert (book.knows(ONE), book.places(ONE)) == (False, None)
+    assert book.places(ONE) is None
     book.take(ONE, first(), 0.0)
-    assert (book.knows(ONE), book.places(ONE)) == (True, 0)
+    assert book.places(ONE) == 0
 
 
 def test_changes_are_followed_and_a_restarted_worker_holds_nothing() -> None:
@@ -81,7 +81,7 @@ def test_the_impossible_is_said_once_and_the_worker_is_not_believed_for_a_while(
     (only,) = [text for text in faults if text is not None]
     assert fault in only
     assert book.longest(NAMES) == {OTHER: 2}
-    assert not book.knows(ONE)
+    assert book.places(ONE) is None
     assert book.take(ONE, CachedPlaces(9, NAMES, b""), DISBELIEVED_S + 1).asks
     book.take(ONE, first(NAMES[:8], generation=9), DISBELIEVED_S + 2)
     assert book.longest(NAMES) == {ONE: 1, OTHER: 2}

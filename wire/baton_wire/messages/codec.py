@@ -33,13 +33,17 @@ def encode(message: msgspec.Struct) -> bytes:
     kind = type(message)
     try:
         frame = _encoder.encode(message)
-        if len(frame) <= MAX_FRAME_BYTES:
-            _decoder(kind).decode(frame)
-            return frame
-        text = f"{kind.__name__}: {len(frame)} bytes exceed the frame cap {MAX_FRAME_BYTES}"
+        if len(frame) > MAX_FRAME_BYTES:
+            raise _unsendable(message, f"{kind.__name__}: {len(frame)} bytes exceed the frame cap {MAX_FRAME_BYTES}")
+        _decoder(kind).decode(frame)
     except _CONVERSION_ERRORS as error:
-        text = _described(kind, error)
-    raise BadFieldsError(text, kind.__name__, getattr(message, "request", None), getattr(message, "attempt", None))
+        raise _unsendable(message, _described(kind, error)) from error
+    return frame
+
+
+def _unsendable(message: msgspec.Struct, text: str) -> BadFieldsError:
+    name = type(message).__name__
+    return BadFieldsError(text, name, getattr(message, "request", None), getattr(message, "attempt", None))
 
 
 def decode(frame: bytes, union: Any) -> Any:

@@ -18,8 +18,11 @@ from baton_wire.messages.values import PACKED_ID_BYTES, PLACE_BYTES, pack_ids
 DIGEST_BYTES = 32
 MOST_PLACES = 32_768
 """Places that a worker announces at most: 256 KiB to a gateway that has just linked."""
+ANNOUNCED_PER_S = 1_500
+"""Changed places that a worker announces in a second at most: with the frames around them less than 16 KiB."""
 DENSE_TOKENS = 1_024
-"""Every block that ends within so many tokens is a place that is announced by its length alone."""
+"""In the first tokens of a context, up to this number, the end of each block is announced. Behind them only ends whose
+number of blocks is a power of two, the context's own end, and the points where two cached contexts part."""
 
 
 def root_digest(salt: str) -> bytes:

@@ -14,14 +14,13 @@ from typing import Final
 from baton_engine.memory.place_journal import PlaceChanges
 from baton_wire.messages.gateway_link import MAX_CHANGED_PLACES, CachedPlaces
 from baton_wire.messages.values import PLACE_BYTES
-from baton_wire.rules.prefix_digests import MOST_PLACES
+from baton_wire.rules.prefix_digests import ANNOUNCED_PER_S, MOST_PLACES
 
-BYTES_PER_S: Final = 12_000.0
-"""Names of changed places: with the frames around them less than 16 KiB/s."""
+BYTES_PER_S: Final = float(ANNOUNCED_PER_S * PLACE_BYTES)
 BURST_S: Final = 4.0
 """A worker that was quiet for this long announces what it may in that time at once."""
 ROOM: Final = 0.875
-"""The share of `MOST_PLACES` that is kept when more are held, so that the limit is not looked for at each change."""
+"""The share of `MOST_PLACES` that is kept when more are held, so that the next changes find room without a search."""
 
 
 class PlaceQueue:
