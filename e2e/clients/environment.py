@@ -47,7 +47,7 @@ class Environment:
         return self.folder / "bin" / "python" if stamp.exists() and stamp.read_text() == self.stamp else None
 
     def make(self) -> Path:
-        """Make it. Raises subprocess.SubprocessError with what pip said on stderr."""
+        """Create the environment. Raises subprocess.SubprocessError; pip's output is on stderr."""
         venv.create(self.folder, with_pip=True, clear=True)
         python = self.folder / "bin" / "python"
         if self.needs_torch:  # the same care as for Baton's own: no gigabytes of CUDA where there is no driver

@@ -2,7 +2,7 @@
 
 For each format: answers written by hand and drawn ones come through gateway, prefill, hand-over and decode, whole and
 streamed, and must be what the format's reader makes of the same text alone. While they come, workers of both roles are
-killed, and decode workers are told to leave. Marks are special tokens or spelled in letters. Exits with 1 at the first
+killed, and decode workers are terminated. Marks are special tokens or spelled in letters. Exits with 1 at the first
 difference.
 """
 

@@ -321,13 +321,13 @@ def test_who_flips_is_found_in_its_new_pool_and_comes_back_in_it() -> None:
     assert quiet(supervisor.announced("p0", at(9), 22.0)) == [Publish(Role.DECODE, (at(9), at(3)))]
 
 
-def said(actions: list[Action]) -> str:
+def message_of(actions: list[Action]) -> str:
     return next(action.text for action in actions if isinstance(action, Say))
 
 
 def test_a_kill_from_outside_is_named_with_its_probable_sender_and_not_blamed_on_an_old_line() -> None:
     end = Exit(-signal.SIGKILL, "WARNING do both sides hold the same key?", 40.2)
-    assert said(running().exited("p0", end, 60.0)) == (
+    assert message_of(running().exited("p0", end, 60.0)) == (
         "p0: killed by SIGKILL, not by Baton: the kernel's OOM killer? (see dmesg); "
         "its last log line, 40 s old: WARNING do both sides hold the same key?; restarting it in 1 s"
     )
@@ -344,7 +344,7 @@ def test_a_kill_from_outside_is_named_with_its_probable_sender_and_not_blamed_on
     ],
 )
 def test_an_end_is_described_by_its_status(status: int, words: str) -> None:
-    assert f"p0: {words}" in said(running().exited("p0", Exit(status), 60.0))
+    assert f"p0: {words}" in message_of(running().exited("p0", Exit(status), 60.0))
 
 
 def test_a_process_that_baton_killed_for_its_silence_is_not_blamed_on_the_kernel() -> None:
@@ -352,7 +352,9 @@ def test_a_process_that_baton_killed_for_its_silence_is_not_blamed_on_the_kernel
     supervisor.checked_live("p0", 1, False, 20.0)
     killed = supervisor.checked_live("p0", 1, False, 20.0 + PATIENCE.silent_s)
     assert Signal("p0", signal.SIGKILL) in killed
-    assert "killed by Baton, as said above" in said(supervisor.exited("p0", Exit(-signal.SIGKILL), 61.0))
+    assert "killed by Baton, for the reason above" in message_of(supervisor.exited("p0", Exit(-signal.SIGKILL), 61.0))
     supervisor.tick(70.0)
     supervisor.announced("p0", at(9), 71.0)
-    assert "not by Baton" in said(supervisor.exited("p0", Exit(-signal.SIGKILL), 80.0)), "the next kill is another one"
+    assert "not by Baton" in message_of(supervisor.exited("p0", Exit(-signal.SIGKILL), 80.0)), (
+        "the next kill is another one"
+    )

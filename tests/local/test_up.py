@@ -193,7 +193,7 @@ def test_a_process_that_hangs_is_killed_and_started_again(rig: Rig, role: str) -
     os.kill(pid, signal.SIGSTOP)
     eventually(lambda: rig.pids(role) not in ([pid], []), rig.progress())
     assert f"did not answer for {PATIENCE.silent_s:g} s, killed" in rig.progress()
-    assert "killed by Baton, as said above" in rig.progress()
+    assert "killed by Baton, for the reason above" in rig.progress()
     assert {other: rig.pids(other) for other in others} == others
     eventually(lambda: rig.up.status()["ready"], rig.progress())
 

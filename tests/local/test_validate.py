@@ -71,9 +71,9 @@ def test_every_foreign_field_is_refused_where_it_is_written() -> None:
     for name in ELSEWHERE:
         for spec in (f"{name}: 1", f"prefill: {{{name}: 1}}"):
             problems = check_text(with_spec(spec), "x.yaml", None).problems
-            told = [problem for problem in problems if f"{name}: unknown field: " in problem]
-            assert told, (name, spec)
-            assert "known here" not in told[0]
+            reported = [problem for problem in problems if f"{name}: unknown field: " in problem]
+            assert reported, (name, spec)
+            assert "known here" not in reported[0]
 
 
 def test_objects_of_other_systems_are_named_and_are_no_fault(

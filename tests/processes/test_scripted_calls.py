@@ -42,7 +42,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def family_client(deployment: Deployment, family: str) -> Iterator[openai.OpenAI]:
-    """A client of a gateway whose model is told to write this family's calls."""
+    """A client of a gateway whose scripted model writes this family's calls."""
     thoughts = "harmony" if family == "harmony" else "think"
     url = deployment.start_gateway(f"gateway-{family}", (f"--tool-format={family}", f"--reasoning-format={thoughts}"))
     with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60) as client:

@@ -131,6 +131,7 @@ def test_plan_gives_the_published_sizes(capsys: pytest.CaptureFixture[str]) -> N
         (["plan", "--accelerator", "abacus"], "--accelerator"),
         (["plan", "llama-3.1-70b"], "tensor parallelism"),
         (["simulate", "--trace", "/nowhere.csv"], "--trace"),
+        (["simulate", "--trace", "/nowhere.csv", "--duration", "10m"], "--duration: 600 s is not allowed with --trace"),
         (["simulate", "--rate", "-3"], "--rate"),
         (["simulate", "--policy", "slo,nothing"], "'nothing' is not allowed"),
         (["simulate", "--policy", "0+3"], "'0+3' is not allowed"),

@@ -28,7 +28,7 @@ def dropped(*numbers: int) -> PlaceChanges:
 
 
 class Reader:
-    """A gateway's view: it knows what the messages said."""
+    """A gateway's view, made of the messages alone."""
 
     def __init__(self) -> None:
         self.known: set[bytes] = set()

@@ -103,7 +103,7 @@ class _Allowed:
         return _Allowed(self.types & other.types, values)
 
     def either(self, other: _Allowed) -> _Allowed:
-        """Return what one of both allows, or more: types of one with values of the other are not told apart."""
+        """Return what one of both allows, or more: pairs of types and values are not kept together."""
         values = None if self.values is None or other.values is None else self.values + other.values
         return _Allowed(self.types | other.types, values)
 

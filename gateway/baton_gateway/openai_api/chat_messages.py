@@ -98,7 +98,7 @@ def _message(value: Any, path: str, results: ToolResults) -> ChatMessage:
 
 
 def _refusal(fields: Fields, message: ChatMessage) -> ChatMessage:
-    """Read an answer's refusal, which is what the model said if the answer has no other text."""
+    """Read an answer's refusal, which is its text if it has no other."""
     refusal = fields.text("refusal", MAX_TEXT_CHARS)
     return {"content": refusal} if refusal and not message["content"] else {}
 

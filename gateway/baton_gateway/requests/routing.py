@@ -103,7 +103,7 @@ class Routing:
             self._sent.settle(run, now)
 
     def _tie(self, live: LiveRequest, prompt: int) -> int:
-        """The number by which equal workers are told apart: of the session that the client names, else of the prompt's
+        """The number that decides between equal workers: of the session that the client names, else of the prompt's
         whole context."""
         assert live.fingerprint is not None
         if live.session is not None:

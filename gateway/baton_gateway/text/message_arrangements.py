@@ -21,8 +21,8 @@ def merge_leading(messages: Sequence[dict[str, Any]]) -> Messages:
 def other_arrangements(messages: Messages) -> Iterator[Messages]:
     """Yield arrangements in which a template may take the messages, the closest to their meaning first.
 
-    Turns of one side are merged. Later system messages are told as the user, in their places; or they are moved to the
-    beginning; or the user tells all of them.
+    Turns of one side are merged. Later system messages become turns of the user, in their places; or they are moved to
+    the beginning; or all system messages become the user's.
     """
     count = next((place for place, message in enumerate(messages) if message["role"] != "system"), len(messages))
     leading, others = messages[:count], messages[count:]

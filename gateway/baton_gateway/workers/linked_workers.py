@@ -43,7 +43,7 @@ VIEW_S = 0.005
 """A view is made anew after this long: load shrinks by the clock."""
 STUCK_S = 1.0
 STUCK_TIMES = 4.0
-"""A step that takes so many times as long as prompts usually do, and a second more, may never end."""
+"""A step that takes this many times as long as its prompts usually do, and `STUCK_S` more, may never end."""
 LOAD_S = 60.0
 """In the load of a while, tokens that were computed this long ago count 1/e of new ones."""
 RATE_S = 2.0

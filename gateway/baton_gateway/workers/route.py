@@ -20,7 +20,7 @@ from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placem
 from baton_wire.rules.worker_choice import MISSING_WEIGHT, SEQUENCE_TOKENS, WorkerOption, choose_worker
 
 MOVED_TOKENS = 1_024
-"""A session has moved if at least so many of its tokens, and half of what is cached, are computed again for it."""
+"""A session has moved if at least this many of its tokens, and half of what is cached, are computed again for it."""
 FOR_PROMPTS = 0.125
 """The share of a prefill worker's slots that is reserved for prompts; answers never take it."""
 
@@ -77,7 +77,7 @@ class RouteQuery:
     cached: Mapping[bytes, int] = field(default_factory=dict)
     """Tokens of the prompt that each worker has cached, by epoch; those of a worker that is not listed: none."""
     tie: int = 0
-    """A number of the prompt's whole context or of its session, by which equal workers are told apart."""
+    """A number of the prompt's whole context or of its session, that decides between equal workers."""
     retained_by: bytes | None = None
     """The prefill worker that retains the run's KV."""
 

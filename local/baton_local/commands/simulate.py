@@ -246,6 +246,8 @@ def _workload(options: argparse.Namespace) -> Workload:
     if not (0.0 < options.rate <= 5000.0 and 0.0 < options.rate_scale <= 1000.0 and 0.0 < options.time_scale <= 1000.0):
         raise StartError("--rate, --rate-scale and --time-scale must be over 0 and at most 5000, 1000 and 1000")
     if options.trace:
+        if options.duration is not None:
+            raise StartError(f"--duration: {options.duration:g} s is not allowed with --trace, whose length is its own")
         workload = _trace(options.trace)
     else:
         workload = synthetic(options.shape, options.rate, options.duration or DURATION_S, random)

@@ -29,7 +29,7 @@ class MemoryNeed:
     weights: int
     """Bytes of the weights in each of them: no two share a copy."""
     kv: int
-    """Bytes of KV that all of them together were told to take; what they choose themselves always fits."""
+    """Bytes of KV that all of them together take by their flags; what they choose themselves always fits."""
     dtype: str
 
     @property

@@ -132,7 +132,7 @@ class ProcessSlot:
     silent_since_s: float | None = None
     """Time of the first unanswered check; None: the process answered the last one."""
     killed_by_us: bool = False
-    """True: the supervisor killed the process and said why."""
+    """True: the supervisor killed the process and logged why."""
     stop_by_s: float | None = None
     leaving: bool = False
     """True: the slot is removed once its process ended."""
@@ -341,7 +341,7 @@ def _describe_exit(end: Exit, was_killed_by_us: bool) -> str:
     if end.status >= 0:
         text = f"ended with status {end.status}"
     elif was_killed_by_us:
-        text = "killed by Baton, as said above"
+        text = "killed by Baton, for the reason above"
     else:
         text = f"killed by {signal_name(-end.status)}, not by Baton" + _KILLERS.get(-end.status, "")
     if not end.last_line:

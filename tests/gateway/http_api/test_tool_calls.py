@@ -205,8 +205,8 @@ IN_FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEM
 @pytest.mark.parametrize("form", [IN_FORMAT, {"type": "json_object"}], ids=["json_schema", "json_object"])
 async def test_tools_beside_a_format_give_calls_or_the_format(client: HttpClient, form: Any) -> None:
     asked: Any = {"messages": USER, "tools": [TOOL], "response_format": form}
-    for said, calls in ((f"{THOUGHT}{CALL}", 1), (f'{THOUGHT}{{"mood": "<tool_call>"}}', 0)):
-        client.say(said)
+    for text, calls in ((f"{THOUGHT}{CALL}", 1), (f'{THOUGHT}{{"mood": "<tool_call>"}}', 0)):
+        client.say(text)
         [choice] = (await client.ask(CHAT, **asked))["choices"]
         assert len(choice["message"].get("tool_calls") or []) == calls
         assert choice["finish_reason"] == ("tool_calls" if calls else "stop")

@@ -52,7 +52,7 @@ TEMPLATES = {
 }  # fmt: skip
 
 
-def said(text: str) -> tuple[dict[str, Any], ...]:
+def chat_of(text: str) -> tuple[dict[str, Any], ...]:
     """Messages by their initials and numbers: `s1 u2 a3`."""
     roles = {"s": "system", "d": "developer", "u": "user", "a": "assistant"}
     return tuple({"role": roles[word[0]], "content": word} for word in text.split())
@@ -74,7 +74,7 @@ def rendered(template: str, *messages: dict[str, Any], **fields: Any) -> str:
 def test_every_text_reaches_the_prompt_once_and_in_its_order(template: str, chat: str) -> None:
     if chat == "s1 a2 u3" and template in (MISTRAL, GEMMA, GEMMA_2):
         chat = "s1 u2"  # an assistant that begins is another fault, and stays refused
-    text = rendered(template, *said(chat))
+    text = rendered(template, *chat_of(chat))
     words = chat.split()
     assert all(text.count(word) == 1 for word in words), text
     places = [text.index(word) for word in words]
@@ -83,14 +83,14 @@ def test_every_text_reaches_the_prompt_once_and_in_its_order(template: str, chat
 
 def test_a_template_that_takes_a_later_system_message_gets_it_where_it_stands() -> None:
     text = "<system>s1\nd2<user>u3<system>s4<assistant>a5<user>u6<user>u7"
-    assert rendered(LOOSE, *said("s1 d2 u3 s4 a5 u6 u7")) == text
+    assert rendered(LOOSE, *chat_of("s1 d2 u3 s4 a5 u6 u7")) == text
 
 
 def test_a_strict_template_hears_it_as_the_users_and_keeps_the_beginning_of_the_prompt() -> None:
-    before = rendered(FIRST, *said("s1 u2 a3"))
-    assert rendered(FIRST, *said("s1 u2 a3 s4")) == f"{before}<user>s4"
-    assert rendered(FIRST, *said("s1 u2 d3")) == "<system>s1<user>u2\nd3"
-    assert rendered(GEMMA_2, *said("s1 u2")) == "<user>s1\nu2"
+    before = rendered(FIRST, *chat_of("s1 u2 a3"))
+    assert rendered(FIRST, *chat_of("s1 u2 a3 s4")) == f"{before}<user>s4"
+    assert rendered(FIRST, *chat_of("s1 u2 d3")) == "<system>s1<user>u2\nd3"
+    assert rendered(GEMMA_2, *chat_of("s1 u2")) == "<user>s1\nu2"
 
 
 CALL: dict[str, Any] = {
@@ -102,7 +102,7 @@ RESULT = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
 
 
 def test_a_system_message_behind_a_result_moves_to_the_beginning_where_no_user_may_speak() -> None:
-    messages = (*said("u1"), CALL, RESULT, *said("s2 a3 u4"))
+    messages = (*chat_of("u1"), CALL, RESULT, *chat_of("s2 a3 u4"))
     text = rendered(MISTRAL, *messages)
     assert text == "[INST]u1[/INST]<assistant>call<tool>sunny<assistant>a3[INST]s2|u4[/INST]"
     assert rendered(FIRST, *messages) == "<user>u1<assistant><tool>sunny<user>s2<assistant>a3<user>u4"
@@ -111,7 +111,7 @@ def test_a_system_message_behind_a_result_moves_to_the_beginning_where_no_user_m
 def test_calls_and_results_are_never_merged() -> None:
     results = (RESULT, RESULT | {"tool_call_id": "c2"})
     calls = CALL | {"tool_calls": [CALL["tool_calls"][0], CALL["tool_calls"][0] | {"id": "c2"}]}
-    messages = read_messages([*said("u1 s2"), calls, *results, *said("a3 a4")])
+    messages = read_messages([*chat_of("u1 s2"), calls, *results, *chat_of("a3 a4")])
     for arranged in other_arrangements(messages):
         assert [message["role"] for message in arranged if message["role"] in ("assistant", "tool")] == [
             "assistant", "tool", "tool", "assistant",
@@ -120,8 +120,8 @@ def test_calls_and_results_are_never_merged() -> None:
 
 def test_thoughts_of_merged_answers_stay() -> None:
     messages = read_messages([
-        *said("u1"), {"role": "assistant", "content": "a", "reasoning_content": "x"},
-        {"role": "assistant", "content": "b", "reasoning_content": "y"}, *said("u2"),
+        *chat_of("u1"), {"role": "assistant", "content": "a", "reasoning_content": "x"},
+        {"role": "assistant", "content": "b", "reasoning_content": "y"}, *chat_of("u2"),
     ])  # fmt: skip
     [arranged, *_] = other_arrangements(messages)
     assert (arranged[1]["content"], arranged[1]["reasoning_content"]) == ("a\nb", "x\ny")
@@ -130,24 +130,24 @@ def test_thoughts_of_merged_answers_stay() -> None:
 def test_a_refusal_for_another_reason_is_the_templates_own() -> None:
     template = "{% if messages[-1].content != 'x' %}{{ raise_exception('say x') }}{% endif %}"
     with pytest.raises(TemplateRefusalError, match="say x"):
-        rendered(template, *said("s1 u2 s3"))
+        rendered(template, *chat_of("s1 u2 s3"))
     with pytest.raises(TemplateRefusalError, match="must alternate"):
-        rendered(GEMMA, *said("a1 u2"))
+        rendered(GEMMA, *chat_of("a1 u2"))
 
 
 def test_a_continued_answer_is_cut_where_it_ends() -> None:
-    assert rendered(FIRST, *said("u1 s2 a3"), continue_final_message=True, add_generation_prompt=False) == (
+    assert rendered(FIRST, *chat_of("u1 s2 a3"), continue_final_message=True, add_generation_prompt=False) == (
         "<user>u1\ns2<assistant>a3"
     )
 
 
 def test_spelled_special_tokens_stay_letters_in_another_arrangement() -> None:
-    chat = Conversation(read_messages([*said("u1"), {"role": "system", "content": "<|end|>"}, *said("a2 u3")]))
+    chat = Conversation(read_messages([*chat_of("u1"), {"role": "system", "content": "<|end|>"}, *chat_of("a2 u3")]))
     rendering = CompiledTemplate(FIRST, ["<|end|>"]).render(chat, {})
     assert rendering.text == "<user>u1\n<|end|><assistant>a2<user>u3"
     assert rendering.cuts
 
 
 def test_leading_system_messages_become_one_and_later_ones_stay() -> None:
-    assert [message["content"] for message in merge_leading(said("s1 s2 u3 s4"))] == ["s1\ns2", "u3", "s4"]
+    assert [message["content"] for message in merge_leading(chat_of("s1 s2 u3 s4"))] == ["s1\ns2", "u3", "s4"]
     assert merge_leading(()) == ()

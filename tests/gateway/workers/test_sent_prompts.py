@@ -11,7 +11,7 @@ SIZE = 16
 
 
 def names(*runs: tuple[int, int]) -> bytes:
-    """Places of a prompt: so many tokens of each kind in turn."""
+    """Places of a prompt: a number of tokens of each kind in turn."""
     return packed_places(pack_ids([kind for kind, count in runs for _ in range(count)]), "", SIZE)
 
 

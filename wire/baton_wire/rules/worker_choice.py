@@ -1,4 +1,4 @@
-"""Which worker of a pool takes a prompt: the one where the fewest tokens come before the prompt's end.
+"""Which worker of a pool takes a prompt: the one that has the fewest tokens to compute until the prompt is done.
 
 A session goes home: the worker that holds its context has few tokens of it missing. It goes elsewhere only when the
 wait at home costs more than computing its missing tokens there. A token that is computed again counts three times,
@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 MISSING_WEIGHT: Final = 3
-"""A missing token counts as much as so many queued ones."""
+"""A missing token counts as much as this many queued ones."""
 SEQUENCE_TOKENS: Final = 64
 """One more sequence at a worker that decodes weighs as much as this many tokens that it would have to receive."""
 LATELY_S: Final = 1.0
-"""Seconds of a worker's usual work that count as queued: of idle workers new sessions take the one that is idle most
-of the time."""
+"""Seconds of a worker's usual work that count as queued, so that new sessions prefer the worker that computed least in
+the last minute where no worker has a queue."""
 _MIX: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
 
@@ -51,7 +51,7 @@ class WorkerOption(NamedTuple):
 
 
 def choose_worker(options: Sequence[WorkerOption], tie: int) -> int:
-    """The place of the chosen option. `tie`: a number of the prompt's whole context, or of its session.
+    """The index of the chosen option. `tie`: a number of the prompt's whole context, or of its session.
 
     >>> home, other = WorkerOption(400, 6_000), WorkerOption(16_000, 0)
     >>> choose_worker([other, home], tie=7)
@@ -61,11 +61,11 @@ def choose_worker(options: Sequence[WorkerOption], tie: int) -> int:
     """
     ranks = [(option.is_last_resort, option.is_full, option.cost_tokens) for option in options]
     best = min(ranks)
-    return draw_place(((options[place].seed, place) for place, rank in enumerate(ranks) if rank == best), tie)
+    return draw_index(((options[place].seed, place) for place, rank in enumerate(ranks) if rank == best), tie)
 
 
-def draw_place(seeds: Iterable[tuple[int, int]], tie: int) -> int:
-    """One of several (seed, place) by highest random weight: when a worker comes or goes, only its own draws change."""
+def draw_index(seeds: Iterable[tuple[int, int]], tie: int) -> int:
+    """One of several (seed, index) by highest random weight: when a worker comes or goes, only its own draws change."""
     return max((mixed(seed ^ tie), place) for seed, place in seeds)[1]
 
 

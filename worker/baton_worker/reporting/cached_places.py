@@ -42,7 +42,7 @@ class PlaceQueue:
 
 
 class PlacesReport:
-    """The places that gateways were told of, and those that they should be told of next. Pure; time is passed in."""
+    """The places that were announced to gateways, and those to announce next. Pure; time is passed in."""
 
     def __init__(self, most_places: int = MOST_PLACES, bytes_per_s: float = BYTES_PER_S) -> None:
         self._most = most_places

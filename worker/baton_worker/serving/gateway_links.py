@@ -143,7 +143,7 @@ class GatewayLinks:
 
         `measured` adds measures, such as step timings, to a state that is about to be sent.
 
-        `places` brings changes of the prefix cache; None: gateways are not told of it."""
+        `places` brings changes of the prefix cache; None: they are not announced."""
         self._place_queue = places
         self._places = PlacesReport()
         self._measured = measured

@@ -104,7 +104,7 @@ class ByLoad:
 
 
 def found_share(prefix_affinity: float, workers: int) -> float:
-    """The share of the ideally cached tokens that is found on one of so many workers."""
+    """The share of the ideally cached tokens that is found on one of `workers` workers."""
     return prefix_affinity + (1.0 - prefix_affinity) / max(1, workers)
 
 
