@@ -37,7 +37,7 @@ def replay_sessions(
     skipped_s: float = 0.0,
 ) -> SizedSessions:
     """Carry out a load from these sizes, which stay as they are for `held_s`. `skipped_s`: the first part, which the
-    figures leave out."""
+    figures leave out. Raises ValueError when all turns are sent in that part."""
     simulator, model = simulation.simulator, simulation.simulator.model
     policy, metrics = Slo(spec, fresh(model, spec)), SimulatorMetrics(simulator, startup_s, spec.targets)
     random = np.random.default_rng(1)
@@ -46,11 +46,12 @@ def replay_sessions(
         for _ in range(workers):
             simulator.add(role, 0.0)
     moves: list[Move] = []
-    sizes_seen: list[tuple[int, int]] = []
-    last_s, now = max((turn.at_s for turn in simulation.load.turns), default=0.0), 0.0
+    sizes_at: list[tuple[float, list[int]]] = []
+    now = 0.0
     while not simulation.is_over:
         now += spec.interval_s
         simulator.run_until(now)
+        sizes_at.append((now, [wanted[role] for role in POOL_ROLES]))
         if now <= held_s:
             metrics.measure()
             continue
@@ -59,13 +60,12 @@ def replay_sessions(
         moves += find_moves(now, wanted, following, policy.reasons)
         wanted = dict(following)
         resize(simulator, wanted, startup_s, random)
-        if skipped_s <= now <= last_s:
-            sizes_seen.append((wanted[POOL_ROLES[0]], wanted[POOL_ROLES[1]]))
     ttft, tpot = simulator.latencies()
-    counted = np.array(simulator.arrival_s) >= skipped_s
-    prefill, decode = (
-        float(np.mean([pair[place] for pair in sizes_seen])) if sizes_seen else float("nan") for place in (0, 1)
-    )
+    last_s, counted = max(simulator.arrival_s, default=0.0), np.array(simulator.arrival_s) >= skipped_s
+    if not counted.any():
+        raise ValueError(f"skipped_s: {skipped_s:g} leaves no turn, the last one is sent after {last_s:g} s")
+    counted_sizes = [pools for at_s, pools in sizes_at if skipped_s <= at_s <= last_s] or [sizes_at[-1][1]]
+    prefill, decode = map(float, np.mean(counted_sizes, axis=0))
     return SizedSessions(
         outcome=outcome(simulation, sum(a * w for a, w in zip(model.accelerators, wanted.values(), strict=True))),
         mean_workers=(prefill, decode),
