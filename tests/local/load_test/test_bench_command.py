@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from aiohttp import web
 
 from baton_local.__main__ import main
 from baton_local.load_test.load_record import read_load_record
+from baton_testing.threaded_server import serve_in_thread
 
 
 @dataclass
@@ -71,34 +71,12 @@ def hears_ctrl_c() -> Iterator[None]:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    served, ready = Server(), threading.Event()
-    loop = asyncio.new_event_loop()
-
-    async def start() -> web.AppRunner:
-        app = web.Application()
-        app.router.add_get("/v1/models", served.models)
-        for path in ("/v1/completions", "/v1/chat/completions"):
-            app.router.add_post(path, served.completions)
-        runner = web.AppRunner(app, handler_cancellation=True)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        served.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        return runner
-
-    def serve() -> None:
-        runner = loop.run_until_complete(start())
-        loop.call_soon(ready.set)  # not before, or a stop might end the start instead
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    assert ready.wait(10)
-    yield served
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    served, app = Server(), web.Application()
+    app.router.add_get("/v1/models", served.models)
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        app.router.add_post(path, served.completions)
+    with serve_in_thread(app) as served.url:
+        yield served
 
 
 def bench(server: Server, *arguments: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from baton_local.load_test.session_prompts import IdSegments, SessionPrompts, Wo
 from baton_local.load_test.session_report import SessionRun, session_figures
 from baton_simulate.sessions.session_load import SessionLoad, SessionTurn
 from baton_simulate.sessions.turn_order import LoopLimits
+from baton_testing.threaded_server import serve_in_thread
 
 Prompt = tuple[Any, ...]
 
@@ -78,33 +78,12 @@ def _common(one: Prompt, other: Prompt) -> int:
 
 @pytest.fixture
 def server() -> Iterator[CachingServer]:
-    served, ready = CachingServer(), threading.Event()
-    loop = asyncio.new_event_loop()
-
-    async def start() -> web.AppRunner:
-        app = web.Application(client_max_size=1 << 26)
-        app.router.add_get("/v1/models", served.models)
-        for path in ("/v1/completions", "/v1/chat/completions"):
-            app.router.add_post(path, served.completions)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        served.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        return runner
-
-    def serve() -> None:
-        runner = loop.run_until_complete(start())
-        loop.call_soon(ready.set)
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    assert ready.wait(10)
-    yield served
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    served, app = CachingServer(), web.Application(client_max_size=1 << 26)
+    app.router.add_get("/v1/models", served.models)
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        app.router.add_post(path, served.completions)
+    with serve_in_thread(app) as served.url:
+        yield served
 
 
 SMALL = ("--session-count", "6", "--turns", "3", "--new-tokens", "20", "--output-tokens", "4", "--think-scale", "0")
