@@ -278,6 +278,7 @@ class LinkedWorker:
             block_tokens=hello.block_tokens,
             blocks_total=hello.blocks_total,
             blocks_free=None if state is None else max(0, state.blocks_free - self.sent_tokens // hello.block_tokens),
+            blocks_empty=None if state is None else _empty_blocks(state, self.sent_tokens // hello.block_tokens),
             load_sequences=self.sent_sequences + (0 if state is None else state.running + state.waiting),
             load_tokens=self.sent_tokens + left,
             prompt_tokens=self.sent_prompts + left,
@@ -392,6 +393,11 @@ class WorkerTable:
 
     def _of(self, fingerprint: PairFingerprint) -> list[LinkedWorker]:
         return [worker for worker in self._workers.values() if worker.hello.fingerprint == fingerprint]
+
+
+def _empty_blocks(state: WorkerState, sent: int) -> int:
+    """Blocks with nothing in them, without those that were `sent` since."""
+    return max(0, state.blocks_free - state.blocks_cached - sent)
 
 
 def _longest_prompt_bytes(worker: LinkedWorker) -> int | None:
