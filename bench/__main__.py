@@ -36,6 +36,10 @@ BENCHES = {
     "goodput_beside": ("bench.serving.goodput_beside", "another server's replicas under the same loads and clients"),
     "goodput_plot": ("bench.serving.goodput_plot", "the plot of a `goodput` run, and where `auto` is not the envelope"),
     "goodput_predicted": ("bench.serving.goodput_predicted", "the same loads on a virtual clock, steps by parts"),
+    "sessions_predicted": (
+        "bench.serving.sessions_predicted",
+        "sessions with long contexts on two GPUs, on a virtual clock: what keeps both targets, by mode",
+    ),
     "random_mixes": ("bench.serving.random_mixes", "the same on drawn mixes: `auto` against `always` and `never`"),
     "worker_start": ("bench.serving.worker_start", "until workers are ready, by which kernels are compiled already"),
     "offline": ("bench.serving.offline", "`baton batch`: tokens/s of whole sets, on the CPU or a GPU"),

@@ -38,6 +38,7 @@ class PredictedGateway:
         send: Callable[[int, Route], None],
         tell_holding: Callable[[bytes, Holding], None],
         dice: random.Random,
+        ttft_s: float = TTFT_S,
     ) -> None:
         """`send`: a request to where its route says. `tell_holding`: to the worker of that epoch."""
         self._point, self._workload, self._policy, self._fingerprint = point, workload, policy, fingerprint
@@ -49,7 +50,8 @@ class PredictedGateway:
             )
             for machine in machines
         }
-        self._held: PromptOrder[int] = PromptOrder(TTFT_S)
+        self._held: PromptOrder[int] = PromptOrder(ttft_s)
+        self._ttft_s = ttft_s
         self.local = self.held = self.kept = 0
         self._looks_s = -1.0
         self._free_s = 0.0
@@ -111,7 +113,7 @@ class PredictedGateway:
             self._at(at_s, lambda: self.look() if self._looks_s == at_s else None)
 
     def _is_backed_up(self) -> bool:
-        return is_backed_up(self._views(), self._fingerprint, TTFT_S, self._point.tpot_ms / 1e3)
+        return is_backed_up(self._views(), self._fingerprint, self._ttft_s, self._point.tpot_ms / 1e3)
 
     def _views(self) -> list[Any]:
         return [linked.view() for linked in self.linked.values()]

@@ -20,6 +20,9 @@ BOUND_TARGETS = 10.0
 """The longest wait without a setting, in TTFT targets."""
 STANDING_SHARE = 0.5
 """The share of the target that a standing queue may wait. The rest is for the prompt itself."""
+LONG_SHARE = 0.25
+"""A share of the target: a prompt that takes longer by itself is long. A standing queue may make it wait for some times
+its own work, because its client cannot expect less, and a session's whole context would be computed anew elsewhere."""
 FADING = 0.95
 MAX_RETRY_S = 60
 
@@ -67,7 +70,8 @@ class WaitBound:
     def of(self, wait_s: float, own_s: float, rules: WaitRules, now: float) -> float:
         """Seconds that a new request with this predicted wait may wait; `own_s`: its prompt alone.
 
-        Where even an idle pool takes most of the target, no short bound could keep it, so the long bound holds.
+        Where even an idle pool takes most of the target, no short bound could keep it, so the long bound holds. A long
+        prompt waits by its own time.
         """
         in_time_s = STANDING_SHARE * rules.ttft_s
         if wait_s > in_time_s:
@@ -79,7 +83,9 @@ class WaitBound:
         )
         if rules.longest_s is not None:
             return rules.longest_s
-        return in_time_s if is_standing and own_s <= in_time_s else BOUND_TARGETS * max(rules.ttft_s, own_s)
+        if is_standing and own_s <= in_time_s:
+            return in_time_s if own_s <= LONG_SHARE * rules.ttft_s else BOUND_TARGETS * own_s
+        return BOUND_TARGETS * max(rules.ttft_s, own_s)
 
 
 def retry_after_s(wait_s: float, bound_s: float) -> int:

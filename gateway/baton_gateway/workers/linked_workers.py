@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.cached_places import CachedPlacesBook
+from baton_gateway.workers.kv_reads import KvReads
 from baton_gateway.workers.request_limits import BodyLimits, ModelLimits, body_limits
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.liveness import REPORT_S
@@ -89,6 +90,7 @@ class LinkedWorker:
     """Decayed sums over pure prompt steps: their number, tokens × tokens and tokens × seconds."""
     pieces: PieceSize = field(default_factory=lambda: PieceSize(MOST_TOKENS))
     """Estimates the cost of its steps with decode rows."""
+    kv_reads: KvReads = field(default_factory=KvReads)
     piece_s: float = 0.0
     piece_tokens: float = 0.0
     """Seconds and prompt tokens of steps with rows and prompts, older ones decayed."""
@@ -147,6 +149,7 @@ class LinkedWorker:
         if not state.running:
             self.rows = 0
         for timing in state.timings:
+            self.kv_reads.observe(timing)
             self.pieces.observe(timing.decode_rows, timing.prefill_tokens, timing.seconds)
             if timing.prefill_tokens and timing.decode_rows:
                 self.piece_s = FADING * self.piece_s + timing.seconds
@@ -290,6 +293,8 @@ class LinkedWorker:
             step_s=0.0 if state is None else state.step_s,
             rows_s=self.pieces.base_s,
             least_rows_s=self.pieces.least_s,
+            kv_token_s=self.kv_reads.kv_token_s,
+            fixed_s=self.kv_reads.fixed_s,
             coming_tokens_s=self.coming_tokens_s,
             piece_token_s=self.pieces.token_s,
             rows=self.rows,

@@ -16,6 +16,7 @@ from baton_gateway.errors import Problem
 from baton_gateway.workers.pool_load import prompt_token_s, view_prefill_side
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role
+from baton_wire.rules.context_placement import ContextSide, is_long, place_context
 from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placement, choose_placement
 from baton_wire.rules.worker_choice import (
     DISPLACED_WEIGHT,
@@ -189,6 +190,8 @@ def _place(query: RouteQuery, prefill: WorkerView, decode: WorkerView, targets: 
     """Where the prompt is computed and its answer decoded. Without targets every prompt is disaggregated."""
     if targets is None:
         return Placement.DISAGGREGATED
+    if (placement := _place_long(query, prefill, decode, targets)) is not None:
+        return placement
     may_decode, has_slot = _may_decode(prefill, query), _has_slot(prefill, query)
     missing, here = _missing(prefill, query), _missing(decode, query)
     prefill_side = view_prefill_side(prefill, missing, may_decode=may_decode, has_slot=has_slot)
@@ -204,6 +207,37 @@ def _place(query: RouteQuery, prefill: WorkerView, decode: WorkerView, targets: 
         has_slot=decode.load_sequences < decode.max_sequences,
     )
     return choose_placement(prefill_side, decode_side, targets)
+
+
+def _place_long(
+    query: RouteQuery, prefill: WorkerView, decode: WorkerView, targets: LatencyTargets
+) -> Placement | None:
+    """Where a turn with a long context goes; None: it is short, or its costs are unknown."""
+    kv_token_s = prefill.kv_token_s if decode.kv_token_s is None else decode.kv_token_s
+    fixed_s = prefill.fixed_s if decode.fixed_s is None else decode.fixed_s
+    token_s = prefill.more_token_s if decode.piece_token_s is None else decode.piece_token_s
+    own_s = query.tokens * (kv_token_s or 0.0)
+    if not is_long(own_s, targets) or fixed_s is None or not token_s or not prefill.more_token_s:
+        return None
+    decode_side = ContextSide(
+        sequences=decode.load_sequences,
+        rows_s=max(fixed_s, fixed_s + decode.held_tokens * (kv_token_s or 0.0)),
+        token_s=token_s,
+        queued_tokens=decode.prompt_tokens,
+        missing_tokens=_missing(decode, query),
+        coming_tokens_s=decode.coming_tokens_s,
+        has_slot=decode.load_sequences < decode.max_sequences,
+    )
+    prefill_side = ContextSide(
+        sequences=prefill.rows,
+        rows_s=fixed_s if not prefill.rows or prefill.rows_s is None else prefill.rows_s,
+        token_s=prefill.more_token_s,
+        queued_tokens=prefill.load_tokens,
+        missing_tokens=_missing(prefill, query),
+        coming_tokens_s=prefill.coming_tokens_s,
+        has_slot=_may_decode(prefill, query),
+    )
+    return place_context(prefill_side, decode_side, own_s, targets)
 
 
 def _local(worker: WorkerView, query: RouteQuery) -> Route:

@@ -51,6 +51,10 @@ class WorkerView:
     """Seconds of a decode worker's step without prompts; None: not seen."""
     least_rows_s: float | None = None
     """The shortest such step that was seen."""
+    kv_token_s: float | None = None
+    """Seconds that such a step takes for each KV token that it reads; None: not known."""
+    fixed_s: float | None = None
+    """Seconds of such a step without KV; None: not known."""
     piece_token_s: float | None = None
     """Seconds that a prompt token adds to such a step; None: not seen."""
     coming_tokens_s: float = 0.0

@@ -57,6 +57,16 @@ def test_a_setting_is_kept_and_a_target_out_of_reach_refuses_nobody_early() -> N
         assert bound.of(9.0, 0.01, WaitRules(TARGET_S, 60.0), now) == 60.0
 
 
+def test_a_standing_queue_lets_long_prompts_wait_by_their_own_time_and_no_short_one_longer() -> None:
+    bound, rules = WaitBound(), WaitRules(ttft_s=2.0)
+    for now in (0.0, 1.0, 2.0):
+        bound.of(8.0, 0.01, rules, now)
+    assert bound.of(8.0, 0.01, rules, 2.1) == 1.0
+    assert bound.of(8.0, 0.5, rules, 2.1) == 1.0
+    assert bound.of(8.0, 0.8, rules, 2.1) == 8.0, "a first prompt of 24,000 tokens, or its session's later ones"
+    assert bound.of(8.0, 0.8, WaitRules(2.0, 1.5), 2.1) == 1.5, "a setting holds for all"
+
+
 def test_clients_come_again_when_the_wait_has_fallen() -> None:
     assert [retry_after_s(wait_s, 0.25) for wait_s in (0.3, 3.0, 900.0)] == [1, 3, 60]
 
