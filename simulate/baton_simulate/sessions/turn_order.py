@@ -50,6 +50,8 @@ class TurnOrder:
         users = len(self._coming) if self._limits.users is None else self._limits.users
         due: list[tuple[float, int]] = []
         for _ in range(min(users, len(self._coming))):
+            if not self._coming:  # sessions that are due after the end left their users to later ones
+                break
             over: list[int] = []
             self._place_session(0.0, due, over)
             due += [entry for place in over for entry in self._follow(place, 0.0)]

@@ -14,6 +14,7 @@ from baton_simulate.sessions.hash_traces import hash_trace
 from baton_simulate.sessions.session_generator import generated_load
 from baton_simulate.sessions.session_load import IdealCache, SessionLoad, SessionTurn, ideal_cached_tokens
 from baton_simulate.sessions.session_shapes import SHAPES, SessionShape, drawn_shape
+from baton_simulate.sessions.turn_order import LoopLimits, TurnOrder
 
 
 def mean(values: list[int]) -> float:
@@ -125,3 +126,15 @@ def test_a_row_that_is_no_request_is_named_by_its_line(line: str, complaint: str
 def test_turns_of_a_load_wait_for_earlier_ones_alone() -> None:
     with pytest.raises(AssertionError):
         SessionLoad("x", (SessionTurn(0, ((1, 1),), 1, after=(0,)),))
+
+
+def test_sessions_that_would_begin_after_the_end_leave_their_users_to_the_next_ones() -> None:
+    """Two of four sessions would begin too late: two of three users have none at all, or one that another left."""
+    starts_s = (50.0, 0.0, 60.0, 1.0)
+    turns = tuple(SessionTurn(number, ((number, 100),), 5, at_s=at_s) for number, at_s in enumerate(starts_s))
+    order = TurnOrder(SessionLoad("x", turns), LoopLimits(users=3, duration_s=10.0))
+    assert sorted(order.begin()) == [(0.0, 1), (1.0, 3)]
+    for place in (1, 3):
+        assert order.may_send(place)
+        assert order.ended(place, 2.0) == []
+    assert order.is_over
