@@ -110,6 +110,20 @@ class ModelLoad:
             entry.owner.queued -= entry.work
             entry.owner.admitted += entry.work
 
+    def set_prompt_tokens(self, ticket: int, tokens: int) -> None:
+        """Set the prompt tokens that are to be computed for it, since it is known by now what is cached of them. No
+        effect once a worker was sent it."""
+        entry = self._entries.get(ticket)
+        if entry is None or entry.place not in (_Place.QUEUED, _Place.ADMITTED):
+            return
+        more, owner = Work(tokens - entry.work.prompt_tokens), entry.owner
+        entry.work += more
+        self._held += more
+        if entry.place is _Place.QUEUED:
+            owner.queued += more
+        else:
+            owner.admitted += more
+
     def mark_sent(self, ticket: int) -> None:
         """A worker was sent it. No effect if one was before."""
         entry = self._entries.get(ticket)

@@ -287,6 +287,7 @@ class Relay:
                         self._send(live, action)
                     case PickRoute() if live.ticket in self._by_ticket:
                         route = self.choose(live, action)
+                        self._count_missing(live, action, route)
                         if not self.held.holds(live, action, route, self._rules.ttft_s, self._rules.life.tpot_s):
                             self._feed(live, self._routed(live, action, route))
                     case Prepare():
@@ -392,6 +393,7 @@ class Relay:
             return None
         try:
             route = self.choose(live, action)
+            self._count_missing(live, action, route)
             self._feed(live, self._routed(live, action, route))
         except BaseException as error:  # noqa: BLE001 (of one request; others are held after it)
             self._end_broken(live, error, iter(()), self._loop.time())
@@ -405,6 +407,11 @@ class Relay:
     def load_of(self, live: LiveRequest) -> ModelLoad:
         """The load of the request's model."""
         return self._loads.of(live)
+
+    def _count_missing(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> None:
+        """Others wait for the tokens of a prompt that its worker has to compute, not for those that it has cached."""
+        if isinstance(route, Route) and route.missing_tokens is not None and action.is_first and len(live.places) == 1:
+            self._loads.of(live).set_prompt_tokens(live.ticket, route.missing_tokens)
 
     def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Routed | NoRoute:
         now = self._loop.time()

@@ -50,6 +50,26 @@ def test_the_line_counts_who_is_in_it_and_learns_how_long_answers_are() -> None:
     assert math.isclose(load.output_tokens, 10, abs_tol=0.01)
 
 
+def test_a_prompt_counts_by_the_tokens_that_are_to_be_computed_once_these_are_known() -> None:
+    """24 turns of sessions that wait: each has 26,000 tokens, of which a worker has all but 1,700."""
+    load = filled(*((A, 26_000.0) for _ in range(24)))
+    assert load.held.prompt_tokens == 24 * 26_000
+    for ticket in range(1, 25):
+        load.set_prompt_tokens(ticket, 1_700)
+    assert load.held == Work(24 * 1_700, 24)
+    load.mark_sent(1)
+    owner = load.tenant(A.name)
+    assert owner is not None
+    assert owner.sent_tokens == 1_700
+    load.set_prompt_tokens(1, 5)
+    load.set_prompt_tokens(99, 5)
+    assert owner.sent_tokens == 1_700, "what was sent stays as it was counted"
+    for ticket in range(1, 25):
+        load.mark_answered(ticket)
+        load.remove(ticket)
+    assert (load.held, load.num_tenants) == (Work(), 0)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_way_requests_take_a_tenant_without_any_is_forgotten(seed: int) -> None:
     dice, load, inside = random.Random(seed), ModelLoad(), set[int]()
