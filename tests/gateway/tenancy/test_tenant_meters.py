@@ -20,7 +20,10 @@ def test_a_minutes_worth_may_come_at_once_and_then_as_much_as_the_rate_brings() 
     meters, owner = TenantMeters(), tenant(requests_per_minute=60)
     burst = [meters.charge(owner, Cost(1, 0, 0), 0.0) for _ in range(61)]
     assert [type(outcome) for outcome in burst] == [Charge] * 60 + [OverLimit]
-    assert burst[-1] == OverLimit(Measure.REQUESTS, 60, pytest.approx(1.0))
+    last = burst[-1]
+    assert isinstance(last, OverLimit)
+    assert (last.measure, last.limit) == (Measure.REQUESTS, 60)
+    assert last.retry_after_s == pytest.approx(1.0)
     assert isinstance(meters.charge(owner, Cost(1, 0, 0), 1.0), Charge)
     assert isinstance(meters.charge(owner, Cost(1, 0, 0), 1.1), OverLimit)
     assert meters.remaining(owner, 1.1)[Measure.REQUESTS].remaining == 0
