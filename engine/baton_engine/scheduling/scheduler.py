@@ -93,8 +93,8 @@ class Scheduler:
     >>> spec = SequenceSpec(key, (5, 6, 7), 3, (0,), sampling, salt="", deadline_s=60.0)
     >>> scheduler.submit(spec, now=0.0)
     >>> plan = scheduler.plan(now=0.0)  # the prompt, and slot 0 draws from its last position
-    >>> plan.prefill
-    (PrefillChunk(slot=0, start=0, tokens=(5, 6, 7), sample=(0,), targets=(), alternatives=0, keeps=False),)
+    >>> [(chunk.slot, chunk.start, chunk.tokens, chunk.sample) for chunk in plan.prefill]
+    [(0, 0, (5, 6, 7), (0,))]
     >>> scheduler.apply(StepResult(plan.step, (SlotTokens(0, (8,)),), duration_s=0.01), now=0.01)
     >>> plan = scheduler.plan(now=0.01)  # slot 0 decodes token 8
     >>> plan.decode
