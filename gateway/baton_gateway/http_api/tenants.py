@@ -58,11 +58,16 @@ class Tenants:
         if self._by_digest is None:
             return DEFAULT_TENANT
         scheme, _, key = (authorization or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode(errors="surrogateescape")).hexdigest()
-        tenant = self._by_digest.get(digest) if scheme.lower() == "bearer" else None
+        tenant = self.find(key.strip()) if scheme.lower() == "bearer" else None
         if tenant is None:
             raise RefusedError(_UNAUTHORIZED)
         return tenant
+
+    def find(self, key: str) -> Tenant | None:
+        """Return the tenant of an API key; None: the key is unknown."""
+        if self._by_digest is None:
+            return DEFAULT_TENANT
+        return self._by_digest.get(hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest())
 
 
 def first_key(path: Path) -> str | None:
