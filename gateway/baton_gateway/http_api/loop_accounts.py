@@ -16,7 +16,9 @@ from baton_wire.fair_loop.fair_queue import Account
 from baton_wire.listening.bounded_server import ListenerAccounts
 
 UNPROVEN_WEIGHT = 0.5
-"""The share of connections without a known key, and of accepting: half of what all active tenants have together."""
+"""The share of connections without a known key: half of what all active tenants have together."""
+LISTENER_WEIGHT = 3.0
+"""The share of accepting. It costs little for a connection, and all tenants wait for it in the kernel's one queue."""
 _PROBES = (b"GET /health", b"GET /ping", b"POST /health", b"POST /ping")
 _KEY = re.compile(rb"\r\n(?:authorization:[ \t]*bearer[ \t]+|x-api-key:[ \t]*)([!-~]{1,512})[ \t]*\r\n", re.IGNORECASE)
 
@@ -30,7 +32,7 @@ class LoopAccounts:
         """By holder, as long as anything of the holder's is at work."""
         self.probes: LoopAccount = Account("probes", is_service=True)
         self._unproven: LoopAccount = Account("unproven", UNPROVEN_WEIGHT, is_service=True)
-        self.listener = ListenerAccounts(Account("listener", UNPROVEN_WEIGHT, is_service=True), self.classify)
+        self.listener = ListenerAccounts(Account("listener", LISTENER_WEIGHT, is_service=True), self.classify)
 
     def of(self, tenant: Tenant, source: str) -> LoopAccount:
         """Return the account of a request: its tenant's, or without keys its source's."""

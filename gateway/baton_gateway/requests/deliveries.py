@@ -17,8 +17,9 @@ from baton_wire.messages.values import TokenEntry
 
 TURN_S = 0.001
 """How long tokens of one tenant are delivered before other callbacks of the loop run."""
-MAX_WAITING = 8_192
-"""Entries that may wait before links are read on. Those with log probabilities count as LOGPROBS_ENTRIES."""
+MAX_WAITING = 131_072
+"""Entries that may wait before links are read on: some 40 MB, plain ones or those with log probabilities, which count
+as LOGPROBS_ENTRIES. A smaller bound is reached by one tenant's log probabilities, and then holds up all others."""
 LOGPROBS_ENTRIES = 8
 
 ArrivedEntry = tuple[bytes, TokenEntry]
