@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from weakref import WeakValueDictionary
 
-from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
+from baton_gateway.tenancy.tenants import Tenants
 from baton_wire.fair_loop.charging import LoopAccount
 from baton_wire.fair_loop.fair_queue import Account
 from baton_wire.listening.bounded_server import ListenerAccounts

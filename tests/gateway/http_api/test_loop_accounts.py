@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from baton_gateway.http_api.loop_accounts import LoopAccounts
-from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
+from baton_gateway.tenancy.tenants import Tenants
 
 KEY_A, KEY_B = "key-of-a-0123456789", "key-of-b-0123456789"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.requests.admission import Admission, AdmissionLimits, Verdict
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
+from baton_gateway.tenancy.tenants import Tenants
 
 A, B = Tenant("a"), Tenant("b")
 TWO_OWNERS = '{"tenants": [{"name": "a", "key_sha256": ["0"]}, {"name": "b", "key_sha256": ["0"]}]}'.replace(
