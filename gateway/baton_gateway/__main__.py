@@ -28,6 +28,7 @@ from baton_gateway.tenancy.tenants import Tenants
 from baton_gateway.text.returned_memory import limit_malloc
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import AuthenticationError
+from baton_wire.fair_loop.fair_event_loop import FairEventLoop
 from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import log_loop_errors
 from baton_wire.listening.descriptors import raise_descriptor_limit
@@ -52,7 +53,8 @@ def main(argv: list[str] | None = None) -> int:
         configure_logging(settings.log_level.upper(), _log_format(settings))
         KeyDirectory(settings.keys).current()
         _check_files(settings)
-        return asyncio.run(_run(settings, argv))
+        with asyncio.Runner(loop_factory=FairEventLoop) as runner:
+            return runner.run(_run(settings, argv))
     except (SettingsError, AuthenticationError) as error:
         print(f"baton-gateway: {error}", file=sys.stderr)
         return 2

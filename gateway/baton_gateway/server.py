@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from baton_gateway.helper_processes.process_lane import NOT_READY_S, HealthProblem, longest_lasting
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.endpoints import not_http
+from baton_gateway.http_api.loop_accounts import LoopAccounts
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.rate_limits import RateLimits
 from baton_gateway.http_api.routes import ApiOptions, ApiParts, HttpApi
@@ -95,8 +96,10 @@ class GatewayServer:
         self.certificate_complaint = ""
         """The problem of the certificate's files; empty: none."""
         self.budget = MemoryBudget(settings.max_request_memory_mib << 20)
-        limits = RateLimits(self.meters)
-        parts = ApiParts(self.relay, self.table, self.tenants, limits, self._templates, self.metrics, self.budget)
+        limits, self._accounts = RateLimits(self.meters), LoopAccounts(self.tenants)
+        parts = ApiParts(
+            *(self.relay, self.table, self.tenants, limits, self._templates, self.metrics, self.budget, self._accounts)
+        )
         self.api = HttpApi(parts, _api_options(settings), self.health_problems)
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
@@ -136,7 +139,8 @@ class GatewayServer:
         """Serve the listening socket until `stop`, which closes it."""
         await self._templates.start()
         await self.links.start()
-        self._http = BoundedServer(self.api.handle, _connections(self._settings), _log, not_http)
+        limits, accounts = _connections(self._settings), self._accounts.listener
+        self._http = BoundedServer(self.api.handle, limits, _log, not_http, accounts)
         self._http.begin(listening, None if self._certificate is None else self._certificate.context)
         self._tasks = [
             asyncio.create_task(self.relay.prompts.compiler.start()),

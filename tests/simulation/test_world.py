@@ -65,6 +65,11 @@ def test_the_same_seed_gives_the_same_trace_in_another_process() -> None:
     assert there.split() == [SimWorld(scenario(seed)).run().trace_hash for seed in seeds]
 
 
+def test_a_gateway_that_is_killed_while_it_is_paused_ends_no_request() -> None:
+    """The deadline of a request passed meanwhile, and its links to workers were closed with the process."""
+    SimWorld(scenario(77, structured=0.0, flexible=0.0)).run()
+
+
 def test_every_kind_of_fault_takes_effect_in_some_world() -> None:
     seen: Counter[enum.StrEnum] = Counter()
     for seed in range(40):

@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from baton_gateway.errors import TurnTimeoutError
+from baton_wire.fair_loop.charging import charged_context
+from baton_wire.fair_loop.fair_queue import Account
 from baton_wire.round_robin import RoundRobin
 
 T = TypeVar("T")
@@ -43,6 +45,8 @@ class FairLock:
 
     def __init__(self) -> None:
         self._waiting: RoundRobin[_Turn[Any]] = RoundRobin()
+        self._context = charged_context(Account("helper", is_service=True))
+        """Work has its own part of the loop's time, not its client's: all clients wait for it."""
         self._is_held = False
         self._acquired_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,9 +88,9 @@ class FairLock:
     def _begin(self, turn: _Turn[Any]) -> None:
         self._is_held, turn.has_begun = True, True
         self._acquired_s = time.monotonic()
-        task = asyncio.get_running_loop().create_task(self._carry_out(turn))
+        task = asyncio.get_running_loop().create_task(self._carry_out(turn), context=self._context)
         self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._finish, turn))
+        task.add_done_callback(functools.partial(self._finish, turn), context=self._context)
 
     async def _carry_out(self, turn: _Turn[T]) -> None:
         """Run work whose caller may have gone, and set its result."""

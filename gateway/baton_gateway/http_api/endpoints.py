@@ -26,6 +26,8 @@ class HttpEndpoint:
     handler: Handler
     is_open: bool = False
     """True if it is served without an API key: probes and monitoring."""
+    is_probe: bool = False
+    """True if the time that it takes is charged to the gateway itself: a tenant's load may not delay it."""
     error_form: ErrorForm = error_body
     key_header: str | None = None
     """A header that may carry the API key if there is no `Authorization`."""

@@ -11,11 +11,11 @@ from typing import Any, TypeVar, TypeVarTuple
 from aiohttp import HttpVersion11, StreamReader, web
 
 from baton_gateway.errors import RefusedError, invalid, out_of_memory
-from baton_gateway.http_api.loop_pacing import LoopPacing
+from baton_gateway.http_api.loop_accounts import holder_name
 from baton_gateway.http_api.memory_budget import MemoryBudget, RequestMemory
 from baton_gateway.http_api.parsed_part_cache import MIN_PART_BYTES, ParsedPartCache
 from baton_gateway.openai_api.json_body import BYTE_ORDER_MARK, count_json, parse_object
-from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.workers.request_limits import BodyLimits
 from baton_wire.listening.source_address import source_of
@@ -41,11 +41,9 @@ class RequestBody:
         memory: MemoryReturn,
         thread: Executor,
         cache: ParsedPartCache,
-        pacing: LoopPacing,
     ) -> None:
-        """`thread` parses large bodies; `pacing` decides when."""
+        """`thread` parses large bodies."""
         self._request = request
-        self._holder, self._pacing = holder, pacing
         self._thread = thread
         self.charged = RequestMemory(budget, holder)
         """The bytes charged for the body and its answer."""
@@ -64,7 +62,6 @@ class RequestBody:
     async def read_object(self, limits: BodyLimits) -> dict[str, Any]:
         """Read and parse the body, which must be a JSON object. Raises RefusedError."""
         body = (await self._read(limits.max_bytes)).removeprefix(BYTE_ORDER_MARK)
-        await self._pacing.admit(self._holder)
         if MIN_PART_BYTES <= len(body) <= INLINE_BYTES:
             split = self._cache.split(body, limits.max_values)
             if split is not None:
@@ -127,7 +124,7 @@ class RequestBody:
 
 def holder_of(request: web.BaseRequest, tenant: Tenant) -> str:
     """Return the holder that a request's memory and turns count for: its tenant, or without keys its address."""
-    return f"address {source_of(request.remote or '')}" if tenant is DEFAULT_TENANT else f"tenant {tenant.name}"
+    return holder_name(tenant, source_of(request.remote or ""))
 
 
 def _too_large(max_bytes: int) -> RefusedError:

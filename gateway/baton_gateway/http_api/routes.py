@@ -33,7 +33,7 @@ from baton_gateway.http_api.endpoints import (
     problem_response,
 )
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
-from baton_gateway.http_api.loop_pacing import LoopPacing
+from baton_gateway.http_api.loop_accounts import LoopAccounts
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.parsed_part_cache import ParsedPartCache
@@ -57,7 +57,9 @@ from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy
+from baton_wire.fair_loop.charging import charge_to
 from baton_wire.listening.complaints import Complaints
+from baton_wire.listening.source_address import source_of
 
 _log = logging.getLogger("baton.gateway.http")
 
@@ -83,6 +85,7 @@ class ApiParts:
     templates: TemplateRenderer
     metrics: GatewayMetrics
     budget: MemoryBudget
+    accounts: LoopAccounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class HttpApi:
         self._access_log = AccessLog()
         self._complaints = Complaints(_log)
         self._metrics = parts.metrics
-        self._pacing = LoopPacing()
+        self._accounts = parts.accounts
         self._streams: set[tuple[LiveRequest, StreamingWriter]] = set()
         self._names = names = ModelNames(parts.table, options.aliases)
         self._lookups = lookups = Lookups(parts.table, names, options.policy, parts.metrics, health_problems)
@@ -137,11 +140,11 @@ class HttpApi:
             "/tokenizer_info": HttpEndpoint(("GET",), self._tokenizer_info),
             "/openapi.json": HttpEndpoint(("GET",), lookups.openapi),
             "/version": HttpEndpoint(("GET",), lookups.version),
-            "/health": HttpEndpoint(("GET", "POST"), lookups.routable, is_open=True),
-            "/ping": HttpEndpoint(("GET", "POST"), lookups.routable, is_open=True),
-            "/health/live": HttpEndpoint(("GET",), lookups.live, is_open=True),
-            "/health/ready": HttpEndpoint(("GET",), lookups.ready, is_open=True),
-            "/health/routable": HttpEndpoint(("GET",), lookups.routable, is_open=True),
+            "/health": HttpEndpoint(("GET", "POST"), lookups.routable, is_open=True, is_probe=True),
+            "/ping": HttpEndpoint(("GET", "POST"), lookups.routable, is_open=True, is_probe=True),
+            "/health/live": HttpEndpoint(("GET",), lookups.live, is_open=True, is_probe=True),
+            "/health/ready": HttpEndpoint(("GET",), lookups.ready, is_open=True, is_probe=True),
+            "/health/routable": HttpEndpoint(("GET",), lookups.routable, is_open=True, is_probe=True),
             "/metrics": HttpEndpoint(("GET",), lookups.metrics, is_open=True),
             "/": HttpEndpoint(("GET",), lookups.front, is_open=True),
         }
@@ -204,6 +207,7 @@ class HttpApi:
                     else self._tenants.authenticate(endpoint.credentials(request), time.time())
                 )
                 exchange.tenant = tenant.name
+                self._charge(request, tenant, endpoint)
                 return await endpoint.handler(request, tenant)
             except RefusedError as refusal:
                 return problem_response(refusal.problem, exchange.id, form)
@@ -214,6 +218,13 @@ class HttpApi:
                 raise
             self._complaints.say("a request failed", exchange.id, error)
             return problem_response(errors.internal_error(), exchange.id, form)
+
+    def _charge(self, request: web.BaseRequest, tenant: Tenant, endpoint: HttpEndpoint) -> None:
+        """Charge the loop's time for this request to its tenant, and that for a probe to the gateway itself."""
+        if not endpoint.is_open:
+            charge_to(self._accounts.of(tenant, source_of(request.remote or "")))
+        elif endpoint.is_probe:
+            charge_to(self._accounts.probes)
 
     async def watch_streams(self) -> None:
         """Cancel requests whose clients stopped reading. Runs for the life of the server."""
@@ -287,9 +298,7 @@ class HttpApi:
 
     def _body(self, request: web.BaseRequest, tenant: Tenant) -> RequestBody:
         """Return the request's body, charged to its holder."""
-        return RequestBody(
-            request, holder_of(request, tenant), self._budget, self._memory, self._parsing, self._cache, self._pacing
-        )
+        return RequestBody(request, holder_of(request, tenant), self._budget, self._memory, self._parsing, self._cache)
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         with self._body(request, tenant) as body:

@@ -1,4 +1,4 @@
-"""Writes out answers that grew: once for all frames of a turn, many answers spread over several turns of the loop."""
+"""Writes out answers of one tenant that grew: once for all frames of a turn, many spread over several turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Container
 
 from baton_gateway.requests.live_request import LiveRequest
 
-FLUSH_S = 0.005
+FLUSH_S = 0.002
 """How long answers are written before other callbacks of the loop run."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -96,6 +97,8 @@ class LiveRequest:
     """Log probabilities of the prompts; None: the client wants none."""
     parse_plan: ParsePlan | None = None
     """How its answers are parsed; None: they are plain text."""
+    context: Context = field(default_factory=copy_context)
+    """The context of its connection, in which all that is done for the request is scheduled."""
 
     @property
     def prompt_field(self) -> str:
@@ -108,7 +111,7 @@ class LiveRequest:
             if self.timer.when() == wake_at and not self.timer.cancelled():
                 return
             self.timer.cancel()
-        self.timer = loop.call_at(wake_at, tick, self)
+        self.timer = loop.call_at(wake_at, tick, self, context=self.context)
 
     def cancel(self) -> None:
         """Cancel its timer and its preparation."""

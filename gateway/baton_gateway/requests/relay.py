@@ -18,7 +18,7 @@ from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.accounting import answer_lengths, count_backlog, count_end, count_prompt
 from baton_gateway.requests.admission import Admission, Verdict
-from baton_gateway.requests.answer_flushes import AnswerFlushes
+from baton_gateway.requests.deliveries import ArrivedEntry, Deliveries
 from baton_gateway.requests.held_runs import HeldRuns
 from baton_gateway.requests.live_request import (
     LiveRequest,
@@ -104,7 +104,7 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._by_ticket: dict[int, LiveRequest] = {}
         self._by_run: dict[bytes, LiveRequest] = {}
-        self._flushes = AnswerFlushes(self._loop, self._by_ticket)
+        self._deliveries = Deliveries(self._loop, self._deliver_arrived, self._by_ticket)
         self._admission_timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self.on_parked: Callable[[], None] = lambda: None
@@ -170,7 +170,7 @@ class Relay:
         if load.is_shared(tenant.name, now):
             life.flow = tenant.flow  # a tenant that asks alone has a turn for each of its requests
         if turn is Verdict.ADMITTED:
-            self._admit_one(ticket)
+            self._admit_one(live)
         else:
             self._keep_timer(live)
             self._keep_admission_timer()
@@ -215,23 +215,32 @@ class Relay:
             if live.life.is_parked:
                 parked += 1
                 delay_s = self._dice.uniform(0.0, parked / RELEASED_PER_S)
-                self._loop.call_later(delay_s, self._feed, live, RoutesChanged())
+                self._loop.call_later(delay_s, self._feed, live, RoutesChanged(), context=live.context)
             else:
                 self._feed(live, RoutesChanged())
 
     def worker_lost(self, epoch: bytes, is_refusal: bool = False) -> None:
         self.on_workers_changed()
+        self._deliveries.deliver_now(list(self._by_ticket.values()))
         for live in list(self._by_ticket.values()):
             self._feed(live, WorkerLost(epoch, is_refusal))
 
     def tokens(self, epoch: bytes, frame: Tokens) -> None:
-        """Deliver new tokens. Frames of one turn of the loop are written together: where this process falls behind, it
-        writes less often."""
-        now, touched = self._loop.time(), self._flushes.schedule()
+        """Take new tokens, which are delivered soon. Frames of one turn of the loop are written together: where this
+        process falls behind, it writes less often."""
         for entry in frame.entries:
-            live = self._by_run.get(entry.request)
-            if live is not None:
-                touched[live.ticket] = live
+            if (live := self._by_run.get(entry.request)) is not None:
+                self._deliveries.add(live, epoch, entry)
+
+    @property
+    def is_behind(self) -> bool:
+        """True if links should not be read for a moment: too many tokens wait here."""
+        return self._deliveries.is_behind
+
+    def _deliver_arrived(self, live: LiveRequest, arrived: list[ArrivedEntry]) -> None:
+        now = self._loop.time()
+        for epoch, entry in arrived:
+            if self._by_run.get(entry.request) is live:  # its run may have ended meanwhile
                 actions = live.life.handle(Arrived(epoch, entry), now)
                 self._carry_out(live, actions, now)
                 if not actions or type(actions[-1]) is not Deliver:
@@ -240,14 +249,15 @@ class Relay:
 
     def prompt_logprobs(self, epoch: bytes, message: PromptLogprobs) -> None:
         if (live := self._by_run.get(message.request)) is not None:
+            self._deliveries.deliver_now([live])
             before = live.life.completion_tokens()
             self._feed(live, PromptArrived(epoch, message))
             if live.life.completion_tokens() > before:  # tokens that had waited for the prompt's log probabilities
                 live.writer.flush()
 
     def leg_failed(self, epoch: bytes, message: LegFailed) -> None:
-        live = self._by_run.get(message.request)
-        if live is not None:
+        if (live := self._by_run.get(message.request)) is not None:
+            self._deliveries.deliver_now([live])
             self._metrics.leg_failed(message.reason)
             self._routing.failing.record(epoch, message.reason, self._loop.time())
             self._feed(live, LegEnded(epoch, message))
@@ -296,7 +306,7 @@ class Relay:
                         if not self.held.holds(live, action, route, self._rules.ttft_s, self._rules.life.tpot_s):
                             self._feed(live, self._routed(live, action, route))
                     case Prepare():
-                        live.preparing = self._loop.create_task(self._prepare(live))
+                        live.preparing = self._loop.create_task(self._prepare(live), context=live.context)
                     case End():
                         self._end(live, action, now)
         except BaseException as error:  # noqa: BLE001 (of one request; this may be a link's reader, or a timer)
@@ -337,7 +347,7 @@ class Relay:
                 tokens = len(message.tokens) // 4 if action.missing_tokens is None else action.missing_tokens
                 worker.record_sent(tokens, len(message.choices), is_computed=is_computed)
         elif not isinstance(action.message, Cancel):
-            self._loop.call_soon(self._feed, live, WorkerLost(action.worker))
+            self._loop.call_soon(self._feed, live, WorkerLost(action.worker), context=live.context)
 
     def _end(self, live: LiveRequest, action: End, now: float) -> None:
         del self._by_ticket[live.ticket]
@@ -447,14 +457,14 @@ class Relay:
 
     def _admit(self, tickets: list[int]) -> None:
         for ticket in tickets:
-            self._loop.call_soon(self._admit_one, ticket)
+            if (live := self._by_ticket.get(ticket)) is not None:
+                self._loop.call_soon(self._admit_one, live, context=live.context)
 
-    def _admit_one(self, ticket: int) -> None:
-        live = self._by_ticket.get(ticket)
-        if live is not None:
+    def _admit_one(self, live: LiveRequest) -> None:
+        if live.ticket in self._by_ticket:
             now = self._loop.time()
             self._metrics.admitted(live.times, now)
-            self._loads.of(live).admit(ticket, now)
+            self._loads.of(live).admit(live.ticket, now)
             self._feed(live, Admitted())
 
     def _keep_admission_timer(self) -> None:

@@ -100,6 +100,15 @@ class Tenants:
             raise RefusedError(_EXPIRED)
         return known.tenant
 
+    def find(self, key: str) -> Tenant | None:
+        """The tenant that a key was made for; None: there is none. This orders work, and gives access to nothing."""
+        if self.is_open:
+            return DEFAULT_TENANT
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        tenant = None if self._files is None else self._files.by_digest.get(digest)
+        known = self._by_digest.get(digest)
+        return tenant if tenant is not None or known is None else known.tenant
+
     def named(self, name: str) -> Tenant | None:
         """The LLMTenant of this name; None: there is none that may be used."""
         return None if name in self._file_names else self._by_name.get(name)

@@ -11,7 +11,7 @@ import functools
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Never, Protocol
 
@@ -26,6 +26,8 @@ from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_gateway.workers.refused_frames import salvage
 from baton_gateway.workers.state_validation import clamp_state, find_hello_fault
 from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError, TransferError
+from baton_wire.fair_loop.charging import charged_context
+from baton_wire.fair_loop.fair_queue import Account
 from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
@@ -62,8 +64,8 @@ TURN_S = 0.004
 """Frames received in a row, and the time that they may take, before other tasks run: a peer that sends without end, or
 long frames, holds up no other.
 """
-TURN_ENTRIES = 64
-"""Entries of a frame that are passed on together: some milliseconds, where each has log probabilities."""
+PAUSE_S = 0.005
+"""How long links are not read where too many tokens wait to be delivered."""
 LONG_FRAME_BYTES = 32 << 10
 """A prompt of 8,192 tokens: some 0.1 ms to encode, sign, mask and hand to the kernel. Others get a turn in between."""
 
@@ -91,6 +93,11 @@ class LinkListener(Protocol):
     def worker_reported(self) -> None: ...
     def worker_lost(self, epoch: bytes, is_refusal: bool = False) -> None:
         """`is_refusal`: the worker lives, and closed the link because of a message."""
+        ...
+
+    @property
+    def is_behind(self) -> bool:
+        """True if links should not be read for a moment."""
         ...
 
     def tokens(self, epoch: bytes, frame: Tokens) -> None: ...
@@ -140,6 +147,8 @@ class WorkerLinks:
         self._wanted: dict[Role, set[Address]] = {}
         self._tasks: dict[Address, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._context = charged_context(Account("links", is_service=True))
+        """Reading has its own part of the loop's time: all tenants wait for it."""
         self._table = table
         self._untried: set[Address] = set()
         self._settles_by_s = 0.0
@@ -165,7 +174,9 @@ class WorkerLinks:
         for address in self._wanted[role]:
             if address not in self._tasks:
                 self._await_first_try(address)
-                task = self._tasks[address] = asyncio.create_task(self._keep(address), name=f"link {address}")
+                task = self._tasks[address] = asyncio.create_task(
+                    self._keep(address), name=f"link {address}", context=self._context.copy()
+                )
                 task.add_done_callback(functools.partial(self._ended, address))
 
     def _ended(self, address: Address, task: asyncio.Task[None]) -> None:
@@ -358,14 +369,17 @@ class WorkerLink:
             liveness.heard(_now())
 
         async def receive() -> bytes:
+            while self._listener.is_behind:
+                await asyncio.sleep(PAUSE_S)
+                note_life()  # what is not read says nothing about the worker
             frame = await frames.receive(note_life)
             note_life()
             return frame
 
         await read_in_turns(receive, lambda frame: self._take(frame, worker))
 
-    def _take(self, frame: bytes, worker: LinkedWorker) -> Iterator[None]:
-        """Pass the message of one frame on, in steps. Raises BadMessageError."""
+    def _take(self, frame: bytes, worker: LinkedWorker) -> None:
+        """Pass the message of one frame on. Raises BadMessageError."""
         try:
             message = decode(frame, ToGateway)
         except BadFieldsError as refusal:
@@ -373,10 +387,7 @@ class WorkerLink:
             return
         match message:
             case Tokens():
-                for number, tokens in enumerate(slice_tokens(message)):
-                    if number:
-                        yield
-                    self._listener.tokens(worker.hello.epoch, tokens)
+                self._listener.tokens(worker.hello.epoch, message)
             case PromptLogprobs():
                 self._listener.prompt_logprobs(worker.hello.epoch, message)
             case WorkerState():
@@ -445,31 +456,17 @@ class WorkerLink:
                 self._listener.worker_changed()
 
 
-def slice_tokens(tokens: Tokens) -> Iterator[Tokens]:
-    """The entries of one frame, at most `TURN_ENTRIES` at a time."""
-    if len(tokens.entries) <= TURN_ENTRIES:
-        yield tokens
-        return
-    for begin in range(0, len(tokens.entries), TURN_ENTRIES):
-        yield Tokens(tokens.step, tokens.entries[begin : begin + TURN_ENTRIES])
-
-
 async def read_in_turns(
     receive: Callable[[], Awaitable[bytes]],
-    take: Callable[[bytes], Iterable[None]],
+    take: Callable[[bytes], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Never:
-    """Take frame after frame, and let other tasks run after `TURN_FRAMES` frames or `TURN_S` seconds of taking. `take`
-    yields where a turn may end within a frame.
-    """
+    """Take frame after frame, and let other tasks run after `TURN_FRAMES` frames or `TURN_S` seconds of taking."""
     num_frames, spent_s = 0, 0.0
     while True:
         frame, num_frames = await receive(), num_frames + 1
         began_s = clock()
-        for _ in take(frame):
-            if spent_s + clock() - began_s >= TURN_S:
-                await asyncio.sleep(0)
-                num_frames, spent_s, began_s = 0, 0.0, clock()
+        take(frame)
         spent_s += clock() - began_s
         if num_frames >= TURN_FRAMES or spent_s >= TURN_S:
             await asyncio.sleep(0)

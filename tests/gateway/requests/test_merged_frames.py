@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import copy_context
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request_events import Deliver
+from baton_gateway.requests.tenant import DEFAULT_TENANT
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_testing.simulation.gateway import LIMITS, METRICS, RULES
 from baton_wire.messages.gateway_link import Tokens
@@ -42,7 +44,8 @@ async def test_frames_that_came_together_are_written_together(monkeypatch: pytes
     def arrived(event: Any, now: float) -> list[Deliver]:
         return [Deliver(0, event.entry.ids, None, None, event.entry.first_index == 0)]
 
-    live: Any = SimpleNamespace(ticket=7, life=SimpleNamespace(handle=arrived), writer=writer)
+    life, tenant = SimpleNamespace(handle=arrived), DEFAULT_TENANT
+    live: Any = SimpleNamespace(ticket=7, life=life, writer=writer, tenant=tenant, context=copy_context())
     monkeypatch.setattr(relay, "_deliver", lambda live, action, now: writer.pending.extend(action.ids))
     relay._by_run[RUN] = relay._by_ticket[live.ticket] = live
 
@@ -50,13 +53,16 @@ async def test_frames_that_came_together_are_written_together(monkeypatch: pytes
     relay.tokens(WORKER, frame(1, 51, 52))
     assert writer.chunks == [], "others of the same moment may come yet"
     await asyncio.sleep(0)
+    await asyncio.sleep(0)
     assert writer.chunks == [[50, 51, 52]]
 
     relay.tokens(WORKER, frame(3, 53))
+    await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert writer.chunks == [[50, 51, 52], [53]]
 
     relay.tokens(WORKER, frame(4, 54))
     del relay._by_ticket[live.ticket]
+    await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert writer.chunks == [[50, 51, 52], [53]], "the end of an answer writes the rest"

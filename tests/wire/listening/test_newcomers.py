@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from aiohttp import web, web_protocol
 
+from baton_wire.fair_loop.charging import CHARGE
+from baton_wire.fair_loop.fair_queue import Account
 from baton_wire.listening import bounded_server
-from baton_wire.listening.bounded_server import BoundedServer
+from baton_wire.listening.bounded_server import BoundedServer, ListenerAccounts
 from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.newcomers import ACCEPTS_A_ROUND, BEGINS_A_ROUND
 from baton_wire.listening.sockets import bind
@@ -179,3 +181,34 @@ async def test_a_server_that_ends_closes_whoever_waits() -> None:
             await until_held(server, 3)
         assert [answer_to(client) for client in silent] == [b""] * 3
         assert server.num_connections == 0
+
+
+async def test_a_connection_is_served_in_the_account_that_its_first_bytes_name() -> None:
+    accounts = {name: Account[asyncio.Handle](name) for name in ("listener", "known", "unknown")}
+    charged: dict[str, list[str]] = {}
+
+    def account_name() -> str:
+        charge = CHARGE.get()
+        return "none" if charge is None else charge.account.name
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        charged.setdefault(request.path, []).append(account_name())
+        return web.Response()
+
+    def classify(first_bytes: bytes, address: str) -> Account[asyncio.Handle]:
+        assert address == "127.0.0.1"
+        return accounts["known" if first_bytes.startswith(b"GET /known") else "unknown"]
+
+    server = BoundedServer(handle, ConnectionLimits(10), LOG, accounts=ListenerAccounts(accounts["listener"], classify))
+    listening = bind("127.0.0.1", 0)
+    listening.listen(10)
+    port: int = listening.getsockname()[1]
+    server.begin(listening)
+    for path in ("/known", "/other"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+    await server.end(0.1)
+    assert charged == {"/known": ["known"], "/other": ["unknown"]}
+    assert account_name() == "none", "and nothing else is"

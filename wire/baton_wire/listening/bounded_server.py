@@ -15,6 +15,8 @@ import ssl
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,12 +25,14 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
+from baton_wire.fair_loop.charging import LoopAccount, begin_charge, charged_context
 from baton_wire.listening.complaints import Complaints
 from baton_wire.listening.connection_book import ConnectionBook, ConnectionLimits
 from baton_wire.listening.newcomers import (
     ACCEPTS_A_ROUND,
     BEGINS_A_ROUND,
     HANDSHAKES_A_ROUND,
+    Classify,
     Newcomer,
     Newcomers,
 )
@@ -58,6 +62,16 @@ def _plain(status: int, message: str) -> web.StreamResponse:
     return web.Response(status=status, text=message + "\n")
 
 
+@dataclass(frozen=True, slots=True)
+class ListenerAccounts:
+    """The accounts that the loop's time for connections is charged to."""
+
+    listener: LoopAccount
+    """Accepting."""
+    classify: Classify
+    """Whose account serves a connection."""
+
+
 class _Idle(NamedTuple):
     """A connection from which no request is at work."""
 
@@ -68,7 +82,15 @@ class _Idle(NamedTuple):
 class BoundedServer(web.Server):
     """aiohttp's low-level server with these limits. Accepts by itself: give it no site."""
 
-    def __init__(self, handle: Handle, limits: ConnectionLimits, log: logging.Logger, refuse: Refuse = _plain) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        limits: ConnectionLimits,
+        log: logging.Logger,
+        refuse: Refuse = _plain,
+        accounts: ListenerAccounts | None = None,
+    ) -> None:
+        """`accounts`: None where the loop's time is not charged."""
         super().__init__(
             self._handle_within_limits,
             request_factory=self._request_started,
@@ -80,6 +102,7 @@ class BoundedServer(web.Server):
         )
         self._handle = handle
         self._refuse = refuse
+        self._accounts = accounts
         self._book = ConnectionBook(limits)
         self._complaints = Complaints(log)
         self._listening: socket.socket | None = None
@@ -92,6 +115,8 @@ class BoundedServer(web.Server):
         """Connections whose request is being answered, and since when."""
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._context = copy_context() if accounts is None else charged_context(accounts.listener)
+        """The context of accepting."""
 
     def begin(self, listening: socket.socket, context: ssl.SSLContext | None = None) -> None:
         """Serve a socket that listens already, and close it in the end."""
@@ -101,6 +126,7 @@ class BoundedServer(web.Server):
             lambda newcomer: self._keep(self._serve(newcomer, context)),
             lambda newcomer: self._release(newcomer.address),
             BEGINS_A_ROUND if context is None else HANDSHAKES_A_ROUND,
+            None if self._accounts is None else self._accounts.classify,
         )
         self._keep(self._accept(listening, self._newcomers))
         self._keep(self._watch(self._newcomers))
@@ -188,6 +214,8 @@ class BoundedServer(web.Server):
         self._connection_left(handler)
 
     async def _serve(self, newcomer: Newcomer, context: ssl.SSLContext | None) -> None:
+        if newcomer.account is not None:
+            begin_charge(newcomer.account)
         handler = self()
         self._addresses[handler] = newcomer.address
         within_s = None if context is None else HEAD_S
@@ -211,7 +239,7 @@ class BoundedServer(web.Server):
         self._changed.set()
 
     def _keep(self, work: Any) -> None:
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(work, context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

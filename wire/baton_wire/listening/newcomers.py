@@ -4,6 +4,9 @@ Serving a connection costs the loop some 100 µs before anything was asked, and 
 that opens thousands at once, or ends them, would hold up the tokens of all others. So a connection costs little more
 than its accept until it has sent something, as clients of HTTP and of TLS do at once. Connections that have are begun
 in turns among their sources. One whose client has left again is never begun.
+
+Where the loop's time is charged to accounts, the first bytes also say whose account a connection seems to belong to,
+before anything is done for it.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import enum
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from baton_wire.fair_loop.charging import LoopAccount
 from baton_wire.round_robin import RoundRobin
 
 ACCEPTS_A_ROUND = 64
@@ -24,6 +28,13 @@ HANDSHAKES_A_ROUND = 4
 """Connections begun in one round of the loop, without TLS and with it."""
 LOOKS_A_ROUND = 64
 """Waiting connections looked at in one round: connections whose clients have left are closed and take no turn."""
+
+
+FIRST_BYTES = 4_096
+"""What is looked at of the bytes that a client has sent: most heads of requests are shorter."""
+
+Classify = Callable[[bytes, str], LoopAccount]
+"""Returns the account that a connection seems to belong to, by its first bytes and its address."""
 
 
 class _Client(enum.Enum):
@@ -39,21 +50,29 @@ class Newcomer:
     sock: socket.socket
     address: str
     since_s: float
+    account: LoopAccount | None = None
+    """The account that serving it is charged to."""
 
 
 class Newcomers:
     """The newcomers of one listener, which owns their sockets until `begin` takes one or `left` reports it closed."""
 
     def __init__(
-        self, begin: Callable[[Newcomer], None], left: Callable[[Newcomer], None], begins_a_round: int
+        self,
+        begin: Callable[[Newcomer], None],
+        left: Callable[[Newcomer], None],
+        begins_a_round: int,
+        classify: Classify | None = None,
     ) -> None:
+        """`classify`: None where no accounts are kept."""
+        self._classify = classify
         self._begin = begin
         self._left = left
         self._begins_a_round = begins_a_round
         self._silent: OrderedDict[socket.socket, Newcomer] = OrderedDict()
         """The longest silent first."""
         self._turns: RoundRobin[Newcomer] = RoundRobin()
-        """Newcomers that have sent something, by address."""
+        """Newcomers that have sent something, by account and address."""
         self._round: asyncio.Handle | None = None
 
     def add(self, newcomer: Newcomer) -> None:
@@ -100,7 +119,12 @@ class Newcomers:
         self._await_turn(newcomer)
 
     def _await_turn(self, newcomer: Newcomer) -> None:
-        self._turns.add(newcomer.address, newcomer)
+        owner = newcomer.address
+        if self._classify is not None:
+            newcomer = replace(newcomer, account=self._classify(_first_bytes(newcomer.sock), newcomer.address))
+            assert newcomer.account is not None
+            owner = f"{newcomer.account.name} {newcomer.address}"
+        self._turns.add(owner, newcomer)
         self._keep_round()
 
     def _keep_round(self) -> None:
@@ -132,6 +156,14 @@ class Newcomers:
     def _close(self, newcomer: Newcomer) -> None:
         newcomer.sock.close()
         self._left(newcomer)
+
+
+def _first_bytes(sock: socket.socket) -> bytes:
+    """Return what a client has sent so far without taking it."""
+    try:
+        return sock.recv(FIRST_BYTES, socket.MSG_PEEK)
+    except OSError:
+        return b""
 
 
 def _look(sock: socket.socket) -> _Client:

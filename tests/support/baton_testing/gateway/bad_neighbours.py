@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton_testing.gateway.hostile_shapes import bad_shapes
-from baton_testing.gateway.raw_client import LOOPBACK, encoded, error_code, exchange, got, head, posted
+from baton_testing.gateway.raw_client import LOOPBACK, encoded, error_code, exchange, got, head, posted, status_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -195,6 +196,14 @@ async def _bad_json(lane: Lane) -> None:
     lane.note(*await exchange(lane.victim.port, sent, PATIENCE_S))
 
 
+async def _refused_megabyte(lane: Lane) -> None:
+    """As large as a body may be, and wrong at its very end, or a field that does not exist."""
+    messages = b'{"model":"' + lane.victim.model.encode() + b'","messages":[{"role":"user","content":"x"}],'
+    padding = b"[" + b"1," * 400_000 + b"1]"
+    body = messages + lane.draw.choice((b'"metadata":' + padding + b"}}", b'"no_such_field":' + padding + b"}"))
+    lane.note(*await exchange(lane.victim.port, posted(CHAT, body, lane.victim.key), PATIENCE_S))
+
+
 async def _longest_context(lane: Lane) -> None:
     answer = min(64, lane.victim.context_tokens // 4)
     words = [lane.draw.randrange(20, lane.victim.vocabulary) for _ in range(lane.victim.context_tokens - answer - 2)]
@@ -264,6 +273,41 @@ async def _slow_body(lane: Lane) -> None:
         writer.transport.abort()
 
 
+async def _kept_alive(lane: Lane) -> None:
+    """Small valid requests, one after another on one connection."""
+    reader, writer = await lane.connected()
+    body = lane.body(prompt="a", max_tokens=1)
+    sent = posted(COMPLETIONS, body, lane.victim.key).replace(b"Connection: close\r\n", b"")
+    try:
+        for _ in range(50):
+            writer.write(sent)
+            async with asyncio.timeout(PATIENCE_S):
+                answer = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"Content-Length: (\d+)", answer, re.IGNORECASE)
+                await reader.readexactly(int(length[1]) if length is not None else 0)
+            lane.note(status_of(answer))
+    except asyncio.IncompleteReadError:
+        lane.answers["no answer"] += 1
+    finally:
+        writer.transport.abort()
+
+
+async def _byte_a_second(lane: Lane) -> None:
+    reader, writer = await lane.connected(receive_bytes=4_096)
+    try:
+        body = lane.body(prompt="a", max_tokens=400, stream=True, ignore_eos=True, logprobs=5)
+        writer.write(posted(COMPLETIONS, body, lane.victim.key))
+        for _ in range(int(PATIENCE_S)):
+            async with asyncio.timeout(PATIENCE_S):
+                if not await reader.read(1):
+                    break
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await asyncio.sleep(1.0)
+        lane.answers["left"] += 1
+    finally:
+        writer.transport.abort()
+
+
 async def _connection_flood(lane: Lane) -> None:
     writers = []
     try:
@@ -317,6 +361,9 @@ BEHAVIOURS = (
     Behaviour("bad JSON", 16, _bad_json),
     Behaviour("the longest contexts", 24, _longest_context),
     Behaviour("/detokenize", 16, _detokenize),
+    Behaviour("500 kept connections", 500, _kept_alive),
+    Behaviour("readers of a byte a second", 24, _byte_a_second),
+    Behaviour("refused megabytes", 8, _refused_megabyte),
 )
 BY_NAME = {behaviour.name: behaviour for behaviour in BEHAVIOURS}
 

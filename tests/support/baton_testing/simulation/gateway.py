@@ -275,6 +275,8 @@ class SimGateway(SimProcess):
         self.note(f"run {action.run.hex()[-4:]} of request {number} to {names}")
 
     def ended(self, live: LiveRequest, action: End) -> None:
+        if not self.is_alive:  # a timer that fell due while it was paused runs when it is buried
+            return
         client = cast(SimClient, live.writer)
         problem = "" if action.problem is None else action.problem.code
         self.note(f"request {client.plan.number} ended: {action.outcome} {problem}")

@@ -110,7 +110,7 @@ class ChaosMutant(Mutant):
 
 
 NEIGHBOURS = (
-    ChaosMutant("tenants", KnowsNoTenants, ("admission",), first=1),
+    ChaosMutant("tenants", KnowsNoTenants, ("admission",), first=4),
     ChaosMutant("tenants", PredictsForEverybody, ("loads",), first=1),
     ChaosMutant("hang-ups", KeepsTurnsOfTheGone, ("templates",), first=9),
     ChaosMutant("helper processes", WaitsWithoutProcess, ("templates",), weather=Weather.APART, first=1),

@@ -116,7 +116,7 @@ ZOO = (
     _decode("F13", transfer.FailsWhileScattering, first=5),
     _decode("F17", transfer.NeverEndsEmptyTransfers, only=GENTLE),
     _decode("F13", transfer.LeaksSpans),
-    _decode("F14", transfer.WritesThroughClosedWindows, shape={"one_sided": False, "landing_bytes": 512}),
+    _decode("F14", transfer.WritesThroughClosedWindows, shape={"one_sided": False, "landing_bytes": 512}, first=62),
     _decode("F13", transfer.ForgetsBytesOfSpans),
     _decode("F20", transfer.IgnoresAbandon, only=GENTLE),
     _decode("F2", transfer.IgnoresLostLinks, first=4),

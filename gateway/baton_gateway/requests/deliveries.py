@@ -1,0 +1,102 @@
+"""Delivers arrived tokens in each tenant's own time: one tenant's tokens delay no other tenant's.
+
+A frame of a worker has tokens of many tenants. They are sorted by request here, and each tenant's requests are served
+by a callback in the context of one of them, so that the event loop charges the tenant for it. Where a tenant falls
+behind, all tokens that came for a request meanwhile are delivered together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Container, Iterable
+
+from baton_gateway.requests.answer_flushes import AnswerFlushes
+from baton_gateway.requests.live_request import LiveRequest
+from baton_wire.messages.values import TokenEntry
+
+TURN_S = 0.001
+"""How long tokens of one tenant are delivered before other callbacks of the loop run."""
+MAX_WAITING = 131_072
+"""Entries that may wait before links are read on: some 40 MB, plain ones or those with log probabilities, which count
+as LOGPROBS_ENTRIES. A smaller bound is reached by one tenant's log probabilities, and then holds up all others."""
+LOGPROBS_ENTRIES = 8
+
+ArrivedEntry = tuple[bytes, TokenEntry]
+"""The epoch of a worker, and what it sent."""
+
+
+class _Line:
+    """One tenant's requests with tokens to deliver, in order."""
+
+    def __init__(self, flushes: AnswerFlushes) -> None:
+        self.requests: deque[LiveRequest] = deque()
+        self.flushes = flushes
+
+
+class Deliveries:
+    """Tokens that have arrived and are not delivered yet. `deliver` gets those of one request in their order."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        deliver: Callable[[LiveRequest, list[ArrivedEntry]], None],
+        open_tickets: Container[int],
+    ) -> None:
+        self._loop = loop
+        self._deliver = deliver
+        self._open = open_tickets
+        self._lines: dict[str, _Line] = {}
+        """By tenant."""
+        self._arrived: dict[int, list[ArrivedEntry]] = {}
+        """By the ticket of a request."""
+        self._num_waiting = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """True if so much waits that no more should be read."""
+        return self._num_waiting > MAX_WAITING
+
+    def add(self, live: LiveRequest, epoch: bytes, entry: TokenEntry) -> None:
+        self._num_waiting += _size(entry)
+        if (arrived := self._arrived.get(live.ticket)) is not None:
+            arrived.append((epoch, entry))
+            return
+        self._arrived[live.ticket] = [(epoch, entry)]
+        line = self._lines.get(live.tenant.name)
+        if line is None:
+            line = self._lines[live.tenant.name] = _Line(AnswerFlushes(self._loop, self._open))
+            self._schedule(live.tenant.name, line, live)
+        line.requests.append(live)
+
+    def deliver_now(self, lives: Iterable[LiveRequest]) -> None:
+        """Deliver what has arrived for these requests, before something else happens to them."""
+        for live in lives:
+            self._deliver_all(live)
+
+    def _schedule(self, tenant: str, line: _Line, live: LiveRequest) -> None:
+        self._loop.call_soon(self._deliver_some, tenant, line, context=live.context)
+
+    def _deliver_some(self, tenant: str, line: _Line) -> None:
+        grown, until_s = line.flushes.schedule(), self._loop.time() + TURN_S
+        while line.requests:
+            live = line.requests.popleft()
+            if self._deliver_all(live):
+                grown[live.ticket] = live
+            if line.requests and self._loop.time() > until_s:
+                self._schedule(tenant, line, line.requests[0])
+                return
+        del self._lines[tenant]
+
+    def _deliver_all(self, live: LiveRequest) -> bool:
+        """Deliver what has arrived for a request. False: nothing has."""
+        arrived = self._arrived.pop(live.ticket, None)
+        if arrived is None:
+            return False
+        self._num_waiting -= sum(_size(entry) for _, entry in arrived)
+        self._deliver(live, arrived)
+        return True
+
+
+def _size(entry: TokenEntry) -> int:
+    return 1 if entry.logprobs is None else LOGPROBS_ENTRIES

@@ -1,0 +1,105 @@
+"""Arrived tokens are delivered in each tenant's own callbacks, in order, and before anything else of their request."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import copy_context
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from baton_gateway.requests import deliveries
+from baton_gateway.requests.deliveries import LOGPROBS_ENTRIES, MAX_WAITING, ArrivedEntry, Deliveries
+from baton_gateway.requests.live_request import LiveRequest
+from baton_gateway.requests.tenant import Tenant
+from baton_wire.fair_loop.charging import CHARGE, charged_context
+from baton_wire.fair_loop.fair_queue import Account
+from baton_wire.messages.values import TokenEntry, TokenLogprob
+
+WORKER = b"w" * 16
+
+
+def live(ticket: int, tenant: str, context: Any = None) -> Any:
+    writer = SimpleNamespace(flushed=0, flush=lambda: None)
+    return SimpleNamespace(ticket=ticket, tenant=Tenant(tenant), context=context or copy_context(), writer=writer)
+
+
+def entry(index: int, logprobs: tuple[TokenLogprob, ...] | None = None) -> TokenEntry:
+    return TokenEntry(b"r" * 16, 0, 0, index, (index,), logprobs, None, None)
+
+
+class Recorded:
+    """Deliveries whose order is recorded: the ticket and the indices of each."""
+
+    def __init__(self) -> None:
+        self.delivered: list[tuple[int, list[int]]] = []
+        self.charged: list[str] = []
+        self.num_open = range(1_000)
+        self.deliveries = Deliveries(asyncio.get_running_loop(), self._deliver, self.num_open)
+
+    def _deliver(self, live: LiveRequest, arrived: list[ArrivedEntry]) -> None:
+        charge = CHARGE.get()
+        self.charged.append("" if charge is None else charge.account.name)
+        self.delivered.append((live.ticket, [entry.first_index for _, entry in arrived]))
+
+
+async def test_what_came_for_a_request_meanwhile_is_delivered_together_and_in_order() -> None:
+    recorded = Recorded()
+    one, other = live(1, "a"), live(2, "a")
+    for request, index in ((one, 0), (other, 0), (one, 1), (one, 2), (other, 1)):
+        recorded.deliveries.add(request, WORKER, entry(index))
+    assert recorded.delivered == []
+    await asyncio.sleep(0)
+    assert recorded.delivered == [(1, [0, 1, 2]), (2, [0, 1])]
+    recorded.deliveries.add(one, WORKER, entry(3))
+    await asyncio.sleep(0)
+    assert recorded.delivered[2:] == [(1, [3])]
+
+
+async def test_each_tenants_tokens_are_delivered_in_its_own_context() -> None:
+    recorded = Recorded()
+    lives = [
+        live(number, tenant, charged_context(Account(tenant))) for number, tenant in enumerate(("a", "b", "a", "c"))
+    ]
+    for request in lives:
+        recorded.deliveries.add(request, WORKER, entry(0))
+    await asyncio.sleep(0)
+    assert recorded.delivered == [(0, [0]), (2, [0]), (1, [0]), (3, [0])]
+    assert recorded.charged == ["a", "a", "b", "c"]
+
+
+async def test_one_tenants_tokens_are_delivered_in_turns_with_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "TURN_S", -1.0)
+    recorded = Recorded()
+    for ticket in range(4):
+        recorded.deliveries.add(live(ticket, "many"), WORKER, entry(0))
+    recorded.deliveries.add(live(9, "few"), WORKER, entry(0))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert [ticket for ticket, _ in recorded.delivered] == [0, 9, 1, 2, 3]
+
+
+async def test_tokens_come_before_what_else_happens_to_their_request() -> None:
+    recorded = Recorded()
+    one, other = live(1, "a"), live(2, "a")
+    recorded.deliveries.add(one, WORKER, entry(0))
+    recorded.deliveries.add(other, WORKER, entry(0))
+    recorded.deliveries.deliver_now([other, live(3, "b")])
+    assert recorded.delivered == [(2, [0])]
+    recorded.deliveries.add(other, WORKER, entry(1))
+    await asyncio.sleep(0)
+    assert recorded.delivered == [(2, [0]), (1, [0]), (2, [1])]
+
+
+async def test_links_are_not_read_while_too_many_tokens_wait() -> None:
+    recorded = Recorded()
+    one = live(1, "a")
+    logprobs = (TokenLogprob(-0.5, ((1, -0.5),)),)
+    for index in range(MAX_WAITING // LOGPROBS_ENTRIES):
+        recorded.deliveries.add(one, WORKER, entry(index, logprobs))
+    assert not recorded.deliveries.is_behind
+    recorded.deliveries.add(one, WORKER, entry(0))
+    assert recorded.deliveries.is_behind
+    await asyncio.sleep(0)
+    assert not recorded.deliveries.is_behind

@@ -1,0 +1,48 @@
+"""Whom the loop's time is charged to: an account in the context of each callback.
+
+A callback runs in the context in which it was scheduled, and a task's context is copied from its creator's. So all
+work of a connection has the same `Charge`, also what its tasks begin. Its account may change: the connection turns out
+to be a tenant's.
+"""
+
+from __future__ import annotations
+
+from asyncio import Handle
+from contextvars import Context, ContextVar, copy_context
+from typing import TypeAlias
+
+from baton_wire.fair_loop.fair_queue import Account
+
+LoopAccount: TypeAlias = Account[Handle]
+
+
+class Charge:
+    """The account that some work is charged to now."""
+
+    __slots__ = ("account",)
+
+    def __init__(self, account: LoopAccount) -> None:
+        self.account = account
+
+
+CHARGE: ContextVar[Charge | None] = ContextVar("CHARGE", default=None)
+"""None: work of the process itself, for which the loop has an account of its own."""
+
+
+def begin_charge(account: LoopAccount) -> None:
+    """Charge what the current context does from now on to an account, apart from its creator's work."""
+    CHARGE.set(Charge(account))
+
+
+def charge_to(account: LoopAccount) -> None:
+    """Change the account of the current work, with all its tasks and callbacks. The process's own stays its own."""
+    charge = CHARGE.get()
+    if charge is not None:
+        charge.account = account
+
+
+def charged_context(account: LoopAccount) -> Context:
+    """Return a copy of the current context for work that is charged to an account."""
+    context = copy_context()
+    context.run(begin_charge, account)
+    return context

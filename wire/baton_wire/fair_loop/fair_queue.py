@@ -1,0 +1,162 @@
+"""A queue that shares a server's time between accounts by weight, whatever each item costs. Pure.
+
+Start-time fair queueing (Goyal, Vin and Cheng 1996): every account has a virtual time, which advances by the cost of
+its items divided by its weight, and the account with the least goes next. An account that had nothing to do starts at
+the virtual time of the item in service: it goes next, but saves up nothing. Items of one account keep their order.
+
+Costs are known only after an item was served, so an account is at most one item ahead of its share.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import Generic, TypeVar, cast
+
+T = TypeVar("T")
+LEAST_COST_S = 1e-6
+"""The cost of an item that a coarse clock measures as nothing."""
+
+
+class Account(Generic[T]):
+    """A share of the server's time, and the items that wait for it. Of one queue. Its weight never changes."""
+
+    __slots__ = ("__weakref__", "is_active", "is_service", "items", "name", "spent_s", "virtual_s", "weight")
+
+    def __init__(self, name: str, weight: float = 1.0, is_service: bool = False) -> None:
+        """`is_service`: its weight counts next to that of all other accounts together, which is 1 (`ServiceQueue`)."""
+        self.name = name
+        self.weight = weight
+        self.is_service = is_service
+        self.virtual_s = 0.0
+        self.spent_s = 0.0
+        """The time that its items took."""
+        self.items: deque[T] = deque()
+        self.is_active = False
+
+    def __repr__(self) -> str:
+        return f"<Account {self.name}, weight {self.weight:g}, {len(self.items)} items>"
+
+
+class FairQueue(Generic[T]):
+    """Items by account.
+
+    >>> queue: FairQueue[str] = FairQueue()
+    >>> many, few = Account[str]("many"), Account[str]("few")
+    >>> for item in ("m1", "m2", "m3"):
+    ...     queue.add(many, item)
+    >>> queue.add(few, "f1")
+    >>> order = []
+    >>> while queue:
+    ...     order.append(queue.take())
+    ...     queue.charge(0.001)
+    >>> order
+    ['m1', 'f1', 'm2', 'm3']
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, int, Account[T]]] = []
+        """A heap of the active accounts except the current one, by virtual time, then by arrival."""
+        self._current: Account[T] | None = None
+        self._virtual_s = 0.0
+        """The virtual time at which the item in service started."""
+        self._num_pushed = 0
+        self._num_items = 0
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    def add(self, account: Account[T], item: T) -> None:
+        """Add an item after those of its account."""
+        account.items.append(item)
+        self._num_items += 1
+        if account.is_active:
+            return
+        account.is_active = True
+        account.virtual_s = max(account.virtual_s, self._virtual_s)
+        self._push(account)
+
+    def take(self) -> T:
+        """Remove the next item; there must be one. `charge` its cost before the next one is taken."""
+        account = self._current
+        if account is None or not account.items or (self._waiting and self._waiting[0][0] < account.virtual_s):
+            account = self._switch()
+        self._virtual_s = account.virtual_s
+        self._num_items -= 1
+        return account.items.popleft()
+
+    def charge(self, cost_s: float) -> None:
+        """Charge the cost of the item that was taken last to its account."""
+        account = self._current
+        assert account is not None
+        if cost_s < LEAST_COST_S:
+            cost_s = LEAST_COST_S
+        account.spent_s += cost_s
+        account.virtual_s += cost_s / account.weight
+
+    def clear(self) -> None:
+        """Remove all items."""
+        accounts = [account for _, _, account in self._waiting]
+        accounts += [] if self._current is None else [self._current]
+        for account in accounts:
+            account.items.clear()
+            account.is_active = False
+        self._waiting, self._current, self._num_items = [], None, 0
+
+    def _switch(self) -> Account[T]:
+        """Make the account with the least virtual time the current one."""
+        before = self._current
+        if before is not None:
+            if before.items:
+                self._push(before)
+            else:
+                before.is_active = False
+        self._current = heappop(self._waiting)[2]
+        return self._current
+
+    def _push(self, account: Account[T]) -> None:
+        self._num_pushed += 1
+        heappush(self._waiting, (account.virtual_s, self._num_pushed, account))
+
+
+class ServiceQueue(Generic[T]):
+    """Items of services, and of other accounts that share one part next to the services.
+
+    A service of weight 1 gets as much as all other accounts together, however many and heavy they are.
+    """
+
+    def __init__(self) -> None:
+        self._parts: FairQueue[T | None] = FairQueue()
+        """The services' items, and None for each item of `_others`."""
+        self._others: FairQueue[T] = FairQueue()
+        self._all_others: Account[T | None] = Account("all others")
+        self._is_others = False
+        """True if the item that was taken last is of `_others`."""
+
+    def __len__(self) -> int:
+        return self._parts._num_items
+
+    def add(self, account: Account[T], item: T) -> None:
+        """Add an item after those of its account."""
+        if account.is_service:
+            self._parts.add(cast("Account[T | None]", account), item)
+        else:
+            self._others.add(account, item)
+            self._parts.add(self._all_others, None)
+
+    def take(self) -> T:
+        """Remove the next item; there must be one. `charge` its cost before the next one is taken."""
+        item = self._parts.take()
+        self._is_others = item is None
+        return self._others.take() if item is None else item
+
+    def charge(self, cost_s: float) -> None:
+        """Charge the cost of the item that was taken last to its account."""
+        self._parts.charge(cost_s)
+        if self._is_others:
+            self._others.charge(cost_s)
+
+    def clear(self) -> None:
+        """Remove all items."""
+        self._parts.clear()
+        self._others.clear()
