@@ -1,7 +1,7 @@
 """Old charts, with the programs of their time, are upgraded to today's while a deployment answers requests.
 
 No Pod of the deployment is restarted or replaced, no request is lost, and the master key stays. When the user asks for
-the images of today, although they speak another wire version, no request is lost either. The images of old
+the images of today, which speak another wire version, the rollout comes to its end. The images of old
 programs come from `run.sh`, as `BATON_E2E_OLD_IMAGES`. `BATON_E2E_ALL_UPGRADES=1` tries each chart in each way.
 
 The server of 1.20 lacks what the charts need today: each operator runs behind the adapter of its time, and copies of
@@ -100,12 +100,12 @@ def test_an_upgrade_of_an_old_chart_costs_no_pod_and_no_request(
             kubectl.run("scale", f"llmpool/{NAME}-decode", "--replicas=2")
             own.wait_until_settled(1, 2)
         assert before.items() <= pods_of(own).items()
-        with serving(own, f"asked-{number}-{old.commit}"):
-            kubectl.run("annotate", "llm", NAME, "baton.dev/upgrade=now", "--overwrite")
-            until("the new images", lambda: images(own) == {world.image}, 240, every_s=1.0)
-            own.wait_until_settled(1, 2)
-            until("Serving", lambda: own.status().get("summary") == "Serving", 120)
-        assert not before.keys() & pods_of(own).keys()
+        kubectl.run("annotate", "llm", NAME, "baton.dev/upgrade=now", "--overwrite")
+        until("the new images", lambda: images(own) == {world.image}, 300, every_s=1.0)
+        own.wait_until_settled(1, 2)
+        until("Serving", lambda: own.status().get("summary") == "Serving", 120)
+        with serving(own, f"after-{number}-{old.commit}"):
+            assert not before.keys() & pods_of(own).keys()
     finally:
         world.measured |= own.measured
         installation.remove()

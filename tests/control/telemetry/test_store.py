@@ -194,7 +194,7 @@ def test_workers_that_no_gateway_has_linked_are_known_once_each_gateway_had_a_mi
     assert store.linked_templates(UNLINKED_S - 1.0) is None
     assert store.linked_in_s(UNLINKED_S - 1.0) == 1.0, "a pass is due then"
     assert store.linked_in_s(UNLINKED_S + 1.0) is None
-    assert store.linked_templates(UNLINKED_S + 1.0) == {(Role.PREFILL, "t1"), (Role.DECODE, "t1")}
+    assert store.linked_templates(UNLINKED_S + 1.0) == frozenset({(Role.PREFILL, "t1"), (Role.DECODE, "t1")})
     store.refused_version("version: 11..11 here, 3..3 there", UNLINKED_S + 2.0)
     assert store.linked_templates(UNLINKED_S + 3.0) is None
 

@@ -122,7 +122,8 @@ def test_an_inference_pool_has_the_gateway_pods_and_takes_the_route() -> None:
         "endpointPickerRef": {"name": "chat-epp", "port": {"number": 9002}, "failureMode": "FailOpen"},
     }
     pods: Any = next(desired.body for desired in rendering.standing if desired.body["kind"] == "Deployment")
-    assert pool["spec"]["selector"]["matchLabels"].items() <= pods["spec"]["template"]["metadata"]["labels"].items()  # type: ignore[index]
+    labels: dict[str, str] = pods["spec"]["template"]["metadata"]["labels"]
+    assert {"baton.dev/deployment": "chat", "baton.dev/role": "gateway"}.items() <= labels.items()
     group = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "chat"}
     assert route_backends(rendering) == [group]
     assert rendering.notes == ()
