@@ -7,9 +7,7 @@ families of addresses. Old charts come from the repository's history; without it
 from __future__ import annotations
 
 import base64
-import shutil
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,13 @@ import yaml
 from find_helm import find
 
 from baton_testing.kube.api_server import ApiServer
-from baton_testing.kube.charts import CHART, PINNED
+from baton_testing.kube.charts import PINNED
 from baton_testing.kube.control_plane import HOW, ControlPlane, control_plane, find_programs
+from baton_testing.kube.old_charts import OLD_CHARTS, NoHistory, copy_chart
 
 pytestmark = pytest.mark.timeout(300)
 Json = dict[str, Any]
-ROOT = Path(__file__).parents[1]
-OLD = ("016a0e4c", "3cef96ea", "84fc5af5")
+OLD = tuple(chart.commit for chart in OLD_CHARTS)
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CLUSTER_ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 LACKING = ["--set=podDisruptionBudget.enabled=false", "--set=secretsPolicy.enabled=false"]
@@ -74,25 +72,10 @@ class Cluster:
         copy = self._folder / (commit or "now")
         if copy.exists():
             return copy / "charts" / "baton"
-        target = copy / "charts" / "baton"
-        if commit:
-            packed = self._folder / f"{commit}.tar"
-            command = ["git", "archive", f"--output={packed}", commit, "charts/baton"]
-            if subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False).returncode != 0:
-                pytest.skip(f"no commit {commit} in this copy of the repository")
-            with tarfile.open(packed) as archive:
-                archive.extractall(copy, filter="data")
-        else:
-            shutil.copytree(CHART, target)
-        for path in (target / "files" / "crds").glob("*.yaml"):
-            definition = without_rules(yaml.safe_load(path.read_text(encoding="utf-8")))
-            path.write_text(yaml.safe_dump(definition), encoding="utf-8")
-        network = target / "templates" / "network.yaml"  # the server drops the field, so that each apply is a change
-        network.write_text(network.read_text(encoding="utf-8").replace("  ipFamilyPolicy: PreferDualStack\n", ""))
-        about = target / "Chart.yaml"
-        raw = yaml.safe_load(about.read_text(encoding="utf-8")) | {"kubeVersion": ">=1.20.0-0"}
-        about.write_text(yaml.safe_dump(raw), encoding="utf-8")
-        return target
+        try:
+            return copy_chart(copy, commit)
+        except NoHistory as error:
+            pytest.skip(str(error))
 
     def define(self, chart: Path, server_side: bool = False) -> None:
         """Install the definitions of a chart by hand."""
@@ -137,13 +120,6 @@ class Cluster:
         for definition in listed["items"]:
             self.api.send("DELETE", f"{DEFINITIONS}/{definition['metadata']['name']}")
         self.api.until("GET", DEFINITIONS, deadline_s=60, holds=lambda reply: not reply.body["items"])
-
-
-def without_rules(node: Any) -> Any:
-    """A definition without CEL rules, which a server of 1.20 does not know."""
-    if isinstance(node, dict):
-        return {name: without_rules(value) for name, value in node.items() if name != "x-kubernetes-validations"}
-    return [without_rules(part) for part in node] if isinstance(node, list) else node
 
 
 @pytest.fixture

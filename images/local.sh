@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The image of the local end-to-end tests: all roles on CPUs and the tiny model, from Debian and pip, without a builder.
 #   images/local.sh NAME OUT.tar      prints NAME@sha256:DIGEST
+#   CODE=…          a checkout of another commit: its packages in the environment of today, without the paced model
 #   MARK=…          a text that is put into the image, to change its digest
 #   WORK=…          folder that keeps the base tree and the packages between runs (default: ~/.cache/baton/images)
 #   MMDEBSTRAP=…    path of mmdebstrap, if it is not on PATH
@@ -44,15 +45,17 @@ trap 'rm -rf "$tree"' EXIT
 mkdir -p "$tree/site/opt" "$tree/code/opt/baton" "$tree/code/models"
 cp -al "$work/site-$pins" "$tree/site/opt/baton"
 rm -rf "$tree"/site/opt/baton/baton_*
-for package in "$here"/../*/baton_*/; do cp -r "$package" "$tree/code/opt/baton/"; done
+for package in "${CODE:-$here/..}"/*/baton_*/; do cp -r "$package" "$tree/code/opt/baton/"; done
 cp -r "$here/../examples/tiny-llama" "$tree/code/models/tiny-llama"
 "$PYTHON" "$here/other_model.py" "$tree/code/models/tiny-llama" "$tree/code/models/tiny-llama-2"
-paced=$here/../e2e/pods/paced
-cp -r "$here/../examples/tiny-llama" "$tree/code/models/paced"
-cp "$paced/config.json" "$tree/code/models/paced/"
-cp "$paced/sitecustomize.py" "$tree/code/opt/baton/"
-"$PYTHON" "$paced/step_times.py" "$paced/config.json" cpu 1 > "$tree/code/models/paced/times.json"
-"$PYTHON" "$paced/step_times.py" "$paced/config.json" h200 10 > "$tree/code/models/paced/accelerated.json"
+if [ -z "${CODE:-}" ]; then
+  paced=$here/../e2e/pods/paced
+  cp -r "$here/../examples/tiny-llama" "$tree/code/models/paced"
+  cp "$paced/config.json" "$tree/code/models/paced/"
+  cp "$paced/sitecustomize.py" "$tree/code/opt/baton/"
+  "$PYTHON" "$paced/step_times.py" "$paced/config.json" cpu 1 > "$tree/code/models/paced/times.json"
+  "$PYTHON" "$paced/step_times.py" "$paced/config.json" h200 10 > "$tree/code/models/paced/accelerated.json"
+fi
 "$here/steps.sh" bytecode "$tree/code/opt/baton" /opt/baton
 [ -z "${MARK:-}" ] || echo "$MARK" > "$tree/code/opt/baton/mark.txt"
 chmod -R go+rX,go-w "$tree/code"

@@ -28,6 +28,22 @@ build() {
   BATON_E2E_IMAGE=$(cat "$work/one.ref") BATON_E2E_IMAGE_2=$(cat "$work/two.ref")
 }
 
+# The programs of old charts, for test_upgrading.py, where this copy of the repository has their commits.
+build_old() {
+  local commit old=$work/old each
+  for commit in 97861b4b 3cef96ea 84fc5af5; do
+    git -C "$root" cat-file -e "$commit^{commit}" 2> /dev/null || continue
+    say "image of $commit onto both nodes"
+    rm -rf "$old" && mkdir -p "$old"
+    git -C "$root" archive "$commit" | tar -x -C "$old"
+    each=$(CODE=$old "$root/images/local.sh" "$name-$commit" "$work/old.tar")
+    "$root/e2e/cluster/cluster.sh" load "$work/old.tar"
+    BATON_E2E_OLD_IMAGES="${BATON_E2E_OLD_IMAGES:-} $commit=$each"
+  done
+  rm -rf "$old" "$work/old.tar"
+  export BATON_E2E_OLD_IMAGES
+}
+
 if [ -n "${KUBECONFIG:-}" ] && [ -z "${BATON_E2E_LOCAL:-}" ]; then
   [ -n "${BATON_E2E_IMAGE:-}" ] && [ -n "${BATON_E2E_IMAGE_2:-}" ] ||
     fail "KUBECONFIG is set: set BATON_E2E_IMAGE and BATON_E2E_IMAGE_2 too, two images by digest (images/local.sh makes them)"
@@ -54,6 +70,7 @@ else
     say "image $each onto both nodes"
     "$root/e2e/cluster/cluster.sh" load "$work/$each.tar"
   done
+  build_old
 fi
 HELM=$("$python" "$root/scripts/find_helm.py")
 export HELM

@@ -12,8 +12,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +19,11 @@ import pytest
 
 from baton_operator.objects.cluster import KEYS_PATH
 from baton_operator.passes.worker_pods import placement_s, worker_pods
-from baton_testing.pods.generator import Load
 from baton_testing.pods.kubectl import until
 from baton_testing.pods.operator_release import ROOT
 from baton_testing.pods.served import NAME, World, workers
-from baton_testing.pods.watches import floor, restarts, top_line, uid_of
+from baton_testing.pods.serving import pods_of, serving
+from baton_testing.pods.watches import floor, restarts, uid_of
 from baton_wire.messages.values import Role
 
 pytestmark = pytest.mark.timeout(1200)
@@ -264,31 +262,6 @@ def test_deleting_it_leaves_nothing(world: World) -> None:
     world.kubectl.run("delete", "llm", NAME, "--wait=true", timeout_s=120)
     took = until("nothing is left", lambda: not world.kubectl.all(kinds, f"baton.dev/deployment={NAME}"), 180)
     world.note("deleted", seconds=round(took, 1))
-
-
-@contextmanager
-def serving(world: World, name: str, is_ready_throughout: bool = False) -> Iterator[Load]:
-    """Load while the block runs: no request fails, and every answer is one that the model gives to that prompt. The
-    status' top lines are noted, and with `is_ready_throughout` they may be nothing but Ready."""
-    load = world.load(name)
-    load.start()
-    try:
-        load.wait_for(5)
-        with top_line(world, name) as top_lines:
-            yield load
-            load.wait_for(5)
-    finally:
-        outcome = load.stop()
-        world.note(f"load: {name}", ok=outcome["ok"], failed=outcome["failed"], failures=outcome["failures"][:10])
-    assert outcome["failed"] == 0, outcome["failures"][:10]
-    assert not is_ready_throughout or top_lines.keys() == {"True"}, top_lines
-    assert all(len(texts) == 1 for texts in outcome["answers"].values()), outcome["answers"]
-
-
-def pods_of(world: World) -> dict[str, int]:
-    """Restarts of each worker and gateway, by uid."""
-    pods = world.kubectl.pods(f"baton.dev/deployment={NAME}")
-    return {uid_of(pod): restarts(pod) for pod in pods}
 
 
 def running(world: World) -> list[str]:

@@ -36,8 +36,9 @@ class GatewayTelemetry:
         """The present report. A link's key ties it to the uid, so that no store has reports of a namesake."""
         spec, now, store = sizing_spec(deployment), self._clock(), self._stores(key)
         routable = store.routable(now)
+        other_version = store.other_version(now)
         if routable is None and not store.has_links:
-            return None
+            return None if other_version is None else GatewayReport(None, other_version=other_version)
         seen = store.latencies(now)
         lanes = store.lanes()
         return GatewayReport(
@@ -48,6 +49,9 @@ class GatewayTelemetry:
             transport_verified=None if lanes is None else lanes.too_slow == 0,
             transport_message="" if lanes is None else _message(lanes),
             flexible=store.flexible_workers(),
+            linked=store.linked_templates(now),
+            linked_in_s=store.linked_in_s(now),
+            other_version=other_version,
             pairs=store.pairs(now),
         )
 

@@ -135,6 +135,8 @@ def parse(argv: list[str]) -> Settings:
             monitoring_interval=_interval(given.monitoring_interval),
             metrics_compat=given.metrics_compat,
             llmd_labels=given.llmd_labels,
+            inference_pool=given.inference_pool,
+            route_timeouts=not given.no_route_timeouts,
             json_logs=log_format is LogFormat.JSON,
             network=NetworkSettings(
                 workloads=given.network_policies,
@@ -192,6 +194,14 @@ def _add_installation_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--monitoring-interval", default="15s", help="time between two reads of a Pod's metrics")
     parser.add_argument("--metrics-compat", choices=("vllm",), default="", help="serve metrics under these names too")
     parser.add_argument("--llmd-labels", action="store_true", help="labels llm-d.ai/role and llm-d.ai/model on Pods")
+    parser.add_argument(
+        "--inference-pool",
+        action="store_true",
+        help="make an InferencePool of the gateway Pods of each deployment, and let its HTTPRoute point to it",
+    )
+    parser.add_argument(
+        "--no-route-timeouts", action="store_true", help="leave timeouts out of HTTPRoutes, for Gateways without them"
+    )
     parser.add_argument("--dns-ports", default=str(DNS_PORT), help="comma-separated ports that DNS servers listen on")
     parser.add_argument(
         "--network-policies",

@@ -38,6 +38,13 @@ class GatewayReport:
     transport_message: str = ""
     flexible: tuple[FlexibleWorker, ...] = ()
     """Workers that can flip, by the newest report of any gateway."""
+    linked: frozenset[tuple[Role, str]] | None = None
+    """Roles and template hashes with a worker that any gateway has linked, once each had a minute for it; None: unknown
+    now."""
+    linked_in_s: float | None = None
+    """Seconds until `linked` can be known; None: it needs no time."""
+    other_version: str | None = None
+    """The wire versions, here and there, of a gateway that was refused lately for them; None: none was."""
     pairs: Pairs | None = None
     """The gateways with and without a pair of workers; None: unknown now. For the top line of the status."""
 

@@ -35,6 +35,8 @@ monitoring: {namespace: "", podMonitor: false, prometheusRule: false, labels: {}
 serviceMonitor: {enabled: false}
 metricsCompat: ""
 llmdLabels: false
+routeTimeouts: true
+inferencePool: {enabled: false}
 aggregateRoles: true
 secretsPolicy: {enabled: true}
 {{- end }}

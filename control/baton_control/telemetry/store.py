@@ -36,6 +36,10 @@ FRESH_S = 16.0
 LATENCY_WINDOW_S = 60.0
 SETTLED_S = 8.0
 """Time for a newly linked gateway to find its first worker."""
+OTHER_VERSION_S = 60.0
+"""A gateway of another release that was refused this long ago has gone: it dials again at least every 30 s."""
+UNLINKED_S = 60.0
+"""A worker that no gateway has linked in its first minute serves nothing: it speaks another wire version."""
 WORKER_MEMORY_S = 600.0
 MAX_STEPS = 4_096
 MAX_NUMBERS = 2_048
@@ -133,6 +137,8 @@ class TelemetryStore:
     _taken_s: float = float("-inf")
     _late: list[RequestShape] = field(default_factory=list)
     _pairs: PairMemory = field(default_factory=lambda: PairMemory(FRESH_S))
+    _other_version: tuple[str, float] | None = None
+    """The wire versions of a gateway that proved its key and speaks none of this process's, and when it last tried."""
     parked: int = 0
     """Most requests that waited without a worker since the last decision."""
     model_config: bytes | None = None
@@ -147,6 +153,10 @@ class TelemetryStore:
         """The link of a gateway process ended: its last summary says nothing about now."""
         self._gateways.pop(epoch, None)
         self._pairs.gone(epoch, now)
+
+    def refused_version(self, versions: str, now: float) -> None:
+        """A gateway of this deployment was refused because it speaks other wire versions."""
+        self._other_version = versions, now
 
     def woken(self, parked: int) -> None:
         self.parked = max(self.parked, parked)
@@ -208,6 +218,13 @@ class TelemetryStore:
     @property
     def has_links(self) -> bool:
         return bool(self._gateways)
+
+    def other_version(self, now: float) -> str | None:
+        """The wire versions of a gateway that was refused lately for them; None: none was. It dials again while it
+        runs."""
+        if self._other_version is None or now - self._other_version[1] > OTHER_VERSION_S:
+            return None
+        return self._other_version[0]
 
     # For decisions ----------------------------------------------------------------------------------------------------
 
@@ -293,12 +310,26 @@ class TelemetryStore:
 
     def routable(self, now: float, expected: int = 0) -> Mapping[tuple[Role, str], int] | None:
         """Number of routable workers by role and template hash: live, with a fitting partner, and linked to every
-        gateway process that had time to find workers. None: unknown, because a gateway is silent.
+        gateway process that had time to find workers. None: unknown, because a gateway is silent or speaks another wire
+        version.
         """
-        if self._missing(now, expected):
+        if self._missing(now, expected) or self.other_version(now) is not None:
             return None
         workers = self._workers()
         return Counter((workers[e].role, workers[e].template_hash) for e in self._routable_everywhere())
+
+    def linked_templates(self, now: float) -> frozenset[tuple[Role, str]] | None:
+        """Roles and template hashes of the workers that any gateway has linked. None: unknown, because a gateway is
+        silent, speaks another wire version, or has not had a minute to find its workers."""
+        if self.routable(now) is None or self.linked_in_s(now) is not None:
+            return None
+        return frozenset((worker.role, worker.template_hash) for worker in self._workers().values())
+
+    def linked_in_s(self, now: float) -> float | None:
+        """Seconds until every gateway has had a minute to find its workers; None: each has had it."""
+        youngest_s = max((gateway.since_s for gateway in self._gateways.values()), default=float("-inf"))
+        left_s = youngest_s + UNLINKED_S - now
+        return left_s if left_s > 0 else None
 
     def _routable_everywhere(self) -> set[bytes]:
         """Epochs of the workers that every settled gateway can use. The first summary of a new gateway comes before its

@@ -17,7 +17,7 @@ from aiohttp import WSMsgType, web
 
 from baton_control.names import Key
 from baton_control.telemetry.store import TelemetryStore
-from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError
+from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError, VersionError
 from baton_wire.handshake import HANDSHAKE_S, KeySource, LinkRole, Party, accept_handshake
 from baton_wire.keys import KeySet, derived_key
 from baton_wire.listening.bounded_server import BoundedServer, Handle
@@ -183,6 +183,8 @@ class TelemetryServer:
             )
         except (AuthenticationError, BadMessageError, ConnectionError) as error:
             self._complaints.say("a link of a gateway was refused", f"{key}: {error}")
+            if isinstance(error, VersionError):  # it has proven its key
+                self._refuse_version(key, str(error))
             return
         self._handshakes.leave(transport)
         try:
@@ -190,6 +192,13 @@ class TelemetryServer:
             await self._serve(key, peer.epoch, frames, transport)
         except (AuthenticationError, BadMessageError, ConnectionError, TimeoutError) as error:
             log.warning("link of a gateway of %s: %s", key, str(error) or "it was silent for too long")
+
+    def _refuse_version(self, key: Key, versions: str) -> None:
+        store, now = self.store(key), self._clock()
+        is_new = store.other_version(now) is None
+        store.refused_version(versions, now)
+        if is_new:
+            self._on_wake(key)
 
     async def _serve(self, key: Key, epoch: bytes, frames: SignedFrames, transport: asyncio.BaseTransport) -> None:
         is_standby, holder = self._standby()

@@ -24,6 +24,7 @@ LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 JOBS = Resource("batch", "v1", "jobs", "Job")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 ROUTES = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
+INFERENCE_POOLS = Resource("inference.networking.k8s.io", "v1", "inferencepools", "InferencePool")
 AUTOSCALERS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
 MONITORS = Resource("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
 RULES = Resource("monitoring.coreos.com", "v1", "prometheusrules", "PrometheusRule")
@@ -34,7 +35,7 @@ OWNED = (WORKERS, RECORDS, PODS, SERVICES, ACCOUNTS, POLICIES, JOBS, CLAIMS)
 """The kinds that make up every deployment. Secrets are missing, because they are written and never read."""
 WATCHED = (*CUSTOM, *OWNED)
 """Without these the operator cannot work."""
-WITHDRAWN = (ROUTES, AUTOSCALERS, MONITORS, RULES)
+WITHDRAWN = (ROUTES, INFERENCE_POOLS, AUTOSCALERS, MONITORS, RULES)
 """Kinds that not every deployment has."""
 OPTIONAL = (BUDGETS, *WITHDRAWN)
 REMOVABLE = (*WITHDRAWN, POLICIES)

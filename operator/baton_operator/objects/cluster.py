@@ -63,6 +63,10 @@ class Platform:
     """True: gateways, workers and fetch Pods log JSON, as the operator does."""
     llmd_labels: bool = False
     """True: Pods have the labels by which tools of llm-d select."""
+    inference_pool: bool = False
+    """True: the gateway Pods of a deployment are an InferencePool, and its route points to it."""
+    route_timeouts: bool = True
+    """True: HTTPRoutes ask their Gateway for no time-out. False: it refuses the field."""
     network: NetworkSettings = DEFAULT_NETWORK
     """The installation's part of NetworkPolicies."""
     pod_ids: PodIds = DEFAULT_IDS

@@ -1,5 +1,5 @@
-"""Objects of APIs that a cluster may lack: a route of the Gateway API, an autoscaler, and objects for the Prometheus
-operator.
+"""Objects of APIs that a cluster may lack: a route of the Gateway API, an InferencePool, an autoscaler, and objects for
+the Prometheus operator.
 
 They are made where they are asked for and the server has their API. Where it has not, a condition says so.
 """
@@ -13,12 +13,14 @@ import msgspec
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_operator.kube.object_fields import Manifest, mapping, metadata_of
-from baton_operator.objects.cluster import Owner, Platform
+from baton_operator.objects.cluster import HTTP_PORT, Owner, Platform
 from baton_operator.objects.metadata import object_head, selector
 from baton_wire.messages.values import POOL_ROLES, Role
 
 ROUTE_API, MONITOR_API = "gateway.networking.k8s.io/v1", "monitoring.coreos.com/v1"
-SCALER_API = "autoscaling/v2"
+SCALER_API, POOL_GROUP = "autoscaling/v2", "inference.networking.k8s.io"
+PICKER_PORT = 9002
+"""The port of an endpoint picker's Service, as the inference extension's own chart has it."""
 SHRINK_AFTER_S, SHRINK_EVERY_S = 300, 60
 """The autoscaler removes Pods slowly, because a stopping gateway drains for as long as a request may take."""
 _LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -32,21 +34,42 @@ def optional_objects(deployment: LLMDeployment, platform: Platform, owner: Owner
     monitors = [_monitor(deployment, role, platform, owner) for role in roles] if platform.monitors else []
     alerts = [_alerts(deployment, owner)] if platform.alerts else []
     monitors, alerts = ([_labelled(manifest, platform) for manifest in made] for made in (monitors, alerts))
-    return (*_routes(deployment, owner), *_autoscaler(deployment, owner), *monitors, *alerts)
+    pools = (_inference_pool(deployment, owner),) if has_inference_pool(deployment, platform) else ()
+    return (*_routes(deployment, platform, owner), *pools, *_autoscaler(deployment, owner), *monitors, *alerts)
 
 
-def _routes(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
-    """The route from the named Gateway to the gateway's Service. It has no time-out, because the gateway ends every
-    request itself and a time-out would cut long answers."""
+def has_inference_pool(deployment: LLMDeployment, platform: Platform) -> bool:
+    """True if the gateway Pods are an InferencePool: a Gateway speaks plain HTTP to the members of one."""
+    return platform.inference_pool and deployment.spec.gateway.tls is None
+
+
+def _inference_pool(deployment: LLMDeployment, owner: Owner) -> Manifest:
+    """The pool of the gateway Pods. Workers are no members, because they serve no HTTP to clients. A Gateway that
+    reaches no endpoint picker sends requests to any of the Pods, and each can answer all of them."""
+    name = deployment.metadata.name
+    spec: Manifest = {
+        "selector": {"matchLabels": selector(deployment, Role.GATEWAY)},
+        "targetPorts": [{"number": HTTP_PORT}],
+        "endpointPickerRef": {"name": f"{name}-epp", "port": {"number": PICKER_PORT}, "failureMode": "FailOpen"},
+    }
+    return object_head(f"{POOL_GROUP}/v1", "InferencePool", name, deployment, owner, Role.GATEWAY) | {"spec": spec}
+
+
+def _routes(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
+    """The route from the named Gateway to the gateway's Service, or to the InferencePool. It has no time-out, because
+    the gateway ends every request itself and a time-out would cut long answers."""
     route, name = deployment.spec.gateway.route, gateway_name(deployment.metadata.name)
     if route is None:
         return ()
     parents = [parent.model_dump(by_alias=True, exclude_none=True) for parent in route.parents()]
-    backend = {"name": name, "port": deployment.spec.gateway.service.port}
+    backend: Manifest = {"name": name, "port": deployment.spec.gateway.service.port}
+    if has_inference_pool(deployment, platform):
+        backend = {"group": POOL_GROUP, "kind": "InferencePool", "name": deployment.metadata.name}
+    timeouts = {"timeouts": {"request": "0s"}} if platform.route_timeouts else {}
     spec: Manifest = {
         "parentRefs": parents,
         **({"hostnames": list(route.hostnames)} if route.hostnames else {}),
-        "rules": [{"backendRefs": [backend], "timeouts": {"request": "0s"}}],
+        "rules": [{"backendRefs": [backend], **timeouts}],
     }
     return (object_head(ROUTE_API, "HTTPRoute", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
 

@@ -59,6 +59,8 @@ def _not_accepted(route: Manifest, now: datetime.datetime) -> tuple[PassProblem,
     if len(refusals) < len(answers):
         return None
     refusal = f"{refusals[0].get('reason')}: {shorten(refusals[0].get('message'))}"
+    if refusals[0].get("reason") == "UnsupportedValue" and "timeouts" in str(mapping(route.get("spec")).get("rules")):
+        refusal += "; for a Gateway without HTTPRoute timeouts the installation sets routeTimeouts: false"
     return _of_gateway("RouteNotAccepted", f"gateway: the Gateway {parents} refuses the HTTPRoute: {refusal}"), 0.0
 
 

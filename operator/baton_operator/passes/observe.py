@@ -70,12 +70,21 @@ def worker_sets(
 
 
 def rollout_groups(
-    sets: Iterable[WorkerSet], routable: RoutableCounts | None, pod_counts: Mapping[TemplateKey, PodCounts] = NO_PODS
+    sets: Iterable[WorkerSet],
+    routable: RoutableCounts | None,
+    pod_counts: Mapping[TemplateKey, PodCounts] = NO_PODS,
+    linked: frozenset[TemplateKey] | None = None,
 ) -> tuple[Group, ...]:
     """The worker sets as the rollout's planner sees them. `routable` None: no gateway has reported yet, so that the
-    counts are unknown; a template that gateways do not name has no routable worker."""
+    counts are unknown; a template that gateways do not name has no routable worker. `linked`: the templates of which a
+    gateway has linked a worker, None: unknown; workers of another template serve nothing, though they are ready."""
     return tuple(
-        _group(worker_set, routable, pod_counts.get(worker_set.key, PodCounts()))
+        _group(
+            worker_set,
+            routable,
+            pod_counts.get(worker_set.key, PodCounts()),
+            serves_nothing=linked is not None and worker_set.key not in linked,
+        )
         for worker_set in sets
         if not worker_set.is_leaving
     )
@@ -164,7 +173,7 @@ def refusal(deployment: Manifest) -> str:
     return str(failure.get("message") or failure.get("reason")) if failure.get("status") == "True" else ""
 
 
-def _group(worker_set: WorkerSet, routable: RoutableCounts | None, pods: PodCounts) -> Group:
+def _group(worker_set: WorkerSet, routable: RoutableCounts | None, pods: PodCounts, *, serves_nothing: bool) -> Group:
     is_failing = pods.failing > 0 and pods.failing >= pods.ready
     return Group(
         worker_set.role,
@@ -173,7 +182,7 @@ def _group(worker_set: WorkerSet, routable: RoutableCounts | None, pods: PodCoun
         None if routable is None else min(routable.get(worker_set.key, 0), worker_set.wanted),
         failing=is_failing or (worker_set.is_late and not pods.placing and pods.ready == 0),
         unschedulable=pods.unschedulable,
-        idle=max(worker_set.wanted - pods.ready, 0),
+        idle=worker_set.wanted if serves_nothing else max(worker_set.wanted - pods.ready, 0),
         since=worker_set.since,
     )
 

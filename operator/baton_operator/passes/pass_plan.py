@@ -59,9 +59,10 @@ def plan_pass(
         role: Wanted(record.rendered[role].revision, sizes.plans[role].workers + (role in replacement.replaced))
         for role in POOL_ROLES
     }
-    flipped = sizes_after_flips(wanted, rollout_groups(snapshot.sets, serving.routable, snapshot.pod_counts))
+    seen = (serving.routable, snapshot.pod_counts, serving.linked)
+    flipped = sizes_after_flips(wanted, rollout_groups(snapshot.sets, *seen))
     sets = snapshot.sets if flipped is None else apply_flips(snapshot.sets, wanted, flipped)
-    groups = rollout_groups(sets, serving.routable, snapshot.pod_counts)
+    groups = rollout_groups(sets, *seen)
     rollout = deployment.spec.rollout
     limits = Limits(rollout.max_surge, rollout.max_unavailable, rollout.canary)
     fetch = fetch_of(rendering.objects, snapshot.fetches)

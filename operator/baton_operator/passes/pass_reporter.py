@@ -110,7 +110,7 @@ class PassReporter:
             leaving_gateways=snapshot.leaving_gateways,
             report=serving.report,
             problems=(*written.problems, *causes, *refusal),
-            notes=spec.rendering.notes,
+            notes=(*spec.rendering.notes, *serving.notes),
             is_reachable=_is_reachable(self._caches, spec.rendering),
             wakes=serving.wakes,
             refused_env=find_refused_env(records, templates, policy),

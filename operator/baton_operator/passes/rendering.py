@@ -17,12 +17,13 @@ from baton_control.hashes import Revision, content_hash
 from baton_control.names import gateway_name
 from baton_control.spec.api import API_VERSION, LLMDeployment
 from baton_control.spec.manifest import parse_live
-from baton_operator.kube.kinds import ACCOUNTS, OPTIONAL, SECRETS, resource_of
+from baton_operator.kube.kinds import ACCOUNTS, INFERENCE_POOLS, OPTIONAL, SECRETS, resource_of
 from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.object_fields import Manifest, annotations_of, mapping, metadata_of
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import flexible_workers_of, pool_facade, standing_objects, workers_of
 from baton_operator.objects.metadata import REFETCH_ANNOTATION, RESTART_ANNOTATION, roles_text
+from baton_operator.objects.optional import has_inference_pool
 from baton_operator.passes import accelerators
 from baton_operator.passes.apply import DesiredObject, desired_object, with_metadata
 from baton_operator.passes.device_notes import device_notes
@@ -146,7 +147,13 @@ def render(given: Inputs) -> Rendering:
             restart=given.restart,
             full_env=as_written.full,
         )
-    platform = replace(given.platform, worker_image=record.worker_image)  # of fetch Jobs too
+    absent = {kind for kind in OPTIONAL if kind not in given.served}
+    has_pools = given.platform.inference_pool and INFERENCE_POOLS not in absent
+    platform = replace(
+        given.platform,
+        worker_image=record.worker_image,  # of fetch Jobs too
+        inference_pool=has_pools,
+    )
     gateway_pod = record.rendered[Role.GATEWAY].pod
     objects = standing_objects(
         deployment,
@@ -160,11 +167,14 @@ def render(given: Inputs) -> Rendering:
     secret = next(manifest for manifest in objects if manifest["kind"] == SECRETS.kind)
     keys = content_hash(secret)
     others = [_with_keys(manifest, deployment, keys) for manifest in objects if manifest is not secret]
-    absent = {kind for kind in OPTIONAL if kind not in given.served}
-    missing = sorted({resource_of(manifest) for manifest in others} & absent, key=lambda kind: kind.plural)
+    asked = {resource_of(manifest) for manifest in others}
+    asked |= {INFERENCE_POOLS} if given.platform.inference_pool else set()
+    missing = sorted(asked & absent, key=lambda kind: kind.plural)
     notes = [f"unknown fields are ignored: {', '.join(unknown)}"] if unknown else []
     notes += [f"left out: {problem}" for problem in as_written.left_out]
     notes += [f"{kind.kind}s are left out: {kind.api_version} is not served, or not granted" for kind in missing]
+    if has_pools and not has_inference_pool(deployment, platform):
+        notes.append("InferencePools are left out: gateway.tls is given, and a Gateway speaks plain HTTP to a pool")
     notes += device_notes(deployment)
     pods: dict[tuple[Role, Revision], Manifest] = {}
     for known_record in (

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from baton_control.names import gateway_name
 from baton_control.spec.api import LLMDeployment
+from baton_control.telemetry.store import OTHER_VERSION_S
+from baton_operator.kube.object_fields import mapping, mappings
 from baton_operator.passes.roles import count_serving
 from baton_operator.passes.snapshot import Snapshot
+from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Stored
 from baton_operator.passes.worker_pods import Readiness
 from baton_operator.telemetry import GatewayReport, RoutableCounts, Telemetry
 from baton_wire.messages.values import Role
 
 PAIRS_S = 1.0
 """Time to the next pass while a gateway may soon lack a pair of workers."""
+OPERATOR_FLAG = "--operator="
+"""The gateway's flag for its link to the operator."""
 BELIEVED_S = 30.0
 """For this long after its start, the operator believes the last status where no gateway has reported yet."""
 
@@ -33,8 +39,15 @@ class Serving:
     ready. None: the status needs no such counts, or is too old."""
     wakes: bool | None = None
     """True if a request can wake pools that sleep; None: unknown."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the status about what is not known."""
     again_s: float | None = None
     """When the next pass may find something else; None: only after an event."""
+
+    @property
+    def linked(self) -> frozenset[tuple[Role, str]] | None:
+        """Templates with a worker that a gateway has linked; None: unknown."""
+        return None if self.report is None else self.report.linked
 
     @property
     def shown(self) -> RoutableCounts | None:
@@ -55,17 +68,35 @@ class ServingReader:
         if self._telemetry is None:
             return self._assume(snapshot)
         report = self._telemetry.report(snapshot.key, snapshot.owner.uid, deployment)
+        if report is not None and report.other_version is not None:
+            return self._of_another_release(snapshot, report, report.other_version)
+        if _has_mute_gateways(snapshot, is_linked=report is not None):
+            return self._of_another_release(snapshot, report, "they have no link to the operator")
         if report is None:
             return self._believe(snapshot)
         is_near_end = report.pairs is not None and report.pairs.may_lack_soon
         routable = report.routable
         if routable is not None:
             routable = count_serving(routable, snapshot.sets, snapshot.pods, report.flexible)
-        return Serving(report, routable, wakes=True, again_s=PAIRS_S if is_near_end else None)
+        again_s = earliest((PAIRS_S if is_near_end else None, report.linked_in_s))
+        return Serving(report, routable, wakes=True, again_s=again_s)
 
     def forget(self, uid: str) -> None:
         """Drop what is known of a deployment that is gone."""
         self._readiness.forget(uid)
+
+    def _of_another_release(self, snapshot: Snapshot, report: GatewayReport | None, why: str) -> Serving:
+        """While a gateway of another release cannot report: workers that stay ready serve, for the status alone. A
+        rollout stops no worker that such a gateway may use."""
+        assumed = self._assume(snapshot)
+        note = (
+            f"gateways of another release cannot report here ({why}): readiness says which workers "
+            f"serve, and no pool shrinks; the annotation {UPGRADE_ANNOTATION} rolls out the images of this release"
+        )
+        again_s = OTHER_VERSION_S if assumed.again_s is None else min(assumed.again_s, OTHER_VERSION_S)
+        return replace(
+            assumed, report=report, routable=None, published=assumed.routable, notes=(note,), again_s=again_s
+        )
 
     def _assume(self, snapshot: Snapshot) -> Serving:
         """Without links to gateways: a worker that stays ready serves, while any gateway is ready."""
@@ -91,6 +122,25 @@ class ServingReader:
         ready = {key: counts.ready for key, counts in snapshot.pod_counts.items()}
         published = {key: min(count, ready.get(key, 0)) for key, count in _published(snapshot).items()}
         return Serving(None, None, published=published, wakes=wakes, again_s=left_s)
+
+
+def _has_mute_gateways(snapshot: Snapshot, *, is_linked: bool) -> bool:
+    """True if gateways run that were made without a link to the operator: those of the current record while none is
+    linked, or those of an older record until the last one has gone."""
+    mute = {stored.number: _is_mute(stored) for stored in snapshot.records}
+    if not any(mute.values()):
+        return False
+    if mute[max(mute)]:
+        return not is_linked
+    status = mapping(snapshot.live_sets.get(gateway_name(snapshot.key.name), {}).get("status"))
+    return status.get("updatedReplicas") != status.get("replicas") or bool(snapshot.leaving_gateways)
+
+
+def _is_mute(stored: Stored) -> bool:
+    pod = mapping(stored.record.rendered[Role.GATEWAY].pod.get("spec"))
+    commands = [container.get("command") for container in mappings(pod.get("containers"))]
+    words = [str(word) for command in commands if isinstance(command, list) for word in command]
+    return not any(word.startswith(OPERATOR_FLAG) for word in words)
 
 
 def earliest(waits_s: Iterable[float | None]) -> float | None:

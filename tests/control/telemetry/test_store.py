@@ -7,7 +7,14 @@ from msgspec.structs import replace
 from baton_control.names import Key
 from baton_control.sizing.inputs.observations import Arrivals, Known, ProvenZero, Unknown
 from baton_control.telemetry.pairs import PAIR_MEMORY_S, Pairs
-from baton_control.telemetry.store import FRESH_S, SETTLED_S, FlexibleWorker, TelemetryStore
+from baton_control.telemetry.store import (
+    FRESH_S,
+    OTHER_VERSION_S,
+    SETTLED_S,
+    UNLINKED_S,
+    FlexibleWorker,
+    TelemetryStore,
+)
 from baton_gateway.settings import parse_settings
 from baton_operator.gateway_telemetry import GatewayTelemetry
 from baton_operator.schema.status import LaneStatus
@@ -168,6 +175,28 @@ def test_a_worker_is_routable_when_every_gateway_has_it_live_with_a_partner() ->
     store.add_summary(ONE, summary(1, workers=(*PAIR, extra, alone, leaving)), 5.0)
     store.add_summary(TWO, summary(1, workers=(*PAIR, alone)), 5.0)
     assert store.routable(5.0, 2) == {(Role.PREFILL, "t1"): 1, (Role.DECODE, "t1"): 1}
+
+
+def test_while_a_gateway_of_another_release_is_there_no_count_says_which_workers_it_uses() -> None:
+    store = linked(ONE)
+    store.add_summary(ONE, summary(1, workers=PAIR), 5.0)
+    store.refused_version("version: 11..11 here, 3..3 there", 6.0)
+    assert store.routable(7.0) is None
+    assert store.pairs(7.0) == Pairs(gateways=1)
+    store.add_summary(ONE, summary(2, workers=PAIR), 6.0 + OTHER_VERSION_S)
+    assert store.routable(6.5 + OTHER_VERSION_S) == {(Role.PREFILL, "t1"): 1, (Role.DECODE, "t1"): 1}
+
+
+def test_workers_that_no_gateway_has_linked_are_known_once_each_gateway_had_a_minute_to_find_them() -> None:
+    store = linked(ONE, TWO)
+    for gateway in (ONE, TWO):
+        store.add_summary(gateway, summary(1, workers=PAIR[:1] if gateway == ONE else PAIR), UNLINKED_S)
+    assert store.linked_templates(UNLINKED_S - 1.0) is None
+    assert store.linked_in_s(UNLINKED_S - 1.0) == 1.0, "a pass is due then"
+    assert store.linked_in_s(UNLINKED_S + 1.0) is None
+    assert store.linked_templates(UNLINKED_S + 1.0) == frozenset({(Role.PREFILL, "t1"), (Role.DECODE, "t1")})
+    store.refused_version("version: 11..11 here, 3..3 there", UNLINKED_S + 2.0)
+    assert store.linked_templates(UNLINKED_S + 3.0) is None
 
 
 OLD, NEW = (

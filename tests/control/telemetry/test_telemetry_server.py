@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from baton_control.sizing.inputs.observations import Arrivals, Unknown
 from baton_control.telemetry import telemetry_server
+from baton_control.telemetry.store import OTHER_VERSION_S
 from baton_gateway.reporting import operator_link
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorTimes
 from baton_testing.gateway.gateway_process import until
@@ -26,7 +28,7 @@ from baton_testing.sizing.telemetry_links import (
 from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.measures import WorkerCondition
 from baton_wire.messages.operator_link import FlipOrder, Summary
-from baton_wire.messages.values import Address, Role
+from baton_wire.messages.values import WIRE_VERSION, Address, Role
 
 
 async def test_what_a_gateway_counts_arrives_and_the_model_is_named(tmp_path: Path) -> None:
@@ -124,6 +126,25 @@ async def test_a_gateway_without_the_key_is_not_heard(tmp_path: Path) -> None:
         await asyncio.sleep(0.3)
         assert not gateway.link.is_linked
         assert not operator.server.store(KEY).has_links
+
+
+async def test_a_gateway_of_another_wire_version_is_known_by_its_key_and_a_reason_for_one_pass(tmp_path: Path) -> None:
+    keys, others = keys_in(tmp_path), keys_in(tmp_path, "others")
+    async with operating(keys) as operator:
+        ours = operator.server._party
+        operator.server._party = dataclasses.replace(ours, min_version=WIRE_VERSION + 1, max_version=WIRE_VERSION + 1)
+        store = operator.server.store(KEY)
+        async with linking(others, operator.url):
+            await asyncio.sleep(0.3)
+            assert store.other_version(time.monotonic()) is None, "it has not proven the key"
+        async with linking(keys, operator.url):
+            await until(lambda: store.other_version(time.monotonic()) is not None)
+            await asyncio.sleep(0.3)  # it dials again
+        both = f"{WIRE_VERSION + 1}..{WIRE_VERSION + 1} here, {WIRE_VERSION}..{WIRE_VERSION} there"
+        assert store.other_version(time.monotonic()) == f"version: {both}"
+        assert operator.woken == [KEY]
+        assert store.routable(time.monotonic()) is None
+        assert store.other_version(time.monotonic() + OTHER_VERSION_S) is None
 
 
 async def test_nothing_is_lost_while_the_operator_is_away(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ FULL = PINNED | {
     "monitoring.interval": "1m",
     "metricsCompat": "vllm",
     "llmdLabels": "true",
+    "inferencePool.enabled": "true",
+    "routeTimeouts": "false",
     "logFormat": "json",
     "podLabels.team": "a",
     "podAnnotations.note": "b",
@@ -227,6 +229,8 @@ def test_values_for_networks_ids_and_monitors_reach_the_flags_and_the_operators_
     assert settings.platform.monitoring_labels == (("release", "stack"),)
     assert settings.platform.pod_ids == PodIds(run_as_user=None, run_as_group=None, fs_group=None)
     assert (settings.platform.metrics_compat, settings.platform.llmd_labels) == ("vllm", True)
+    assert settings.platform.inference_pool
+    assert not settings.platform.route_timeouts
     assert (settings.log_format, settings.platform.json_logs) == ("json", True)
     found = {manifest["kind"]: manifest for manifest in manifests}
     pod = found["Deployment"]["spec"]["template"]

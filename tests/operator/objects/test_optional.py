@@ -10,8 +10,8 @@ import kubernetes_validate
 import msgspec
 import pytest
 
-from baton_operator.kube.kinds import AUTOSCALERS, BUDGETS, MONITORS, ROUTES, RULES
-from baton_operator.objects.cluster import Owner
+from baton_operator.kube.kinds import AUTOSCALERS, BUDGETS, INFERENCE_POOLS, MONITORS, OPTIONAL, ROUTES, RULES
+from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.optional import optional_objects
 from baton_operator.passes.rendering import Inputs, Rendering, render
 from baton_testing.kube.campaign import run
@@ -22,6 +22,7 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 OWNER = Owner("u1")
 WATCHING = dataclasses.replace(PLATFORM, monitors=True, alerts=True)
+POOLED = dataclasses.replace(PLATFORM, inference_pool=True)
 ROUTE = {"parent": "edge", "parentNamespace": "infra", "hostnames": ["chat.example.com"]}
 
 
@@ -43,6 +44,13 @@ def test_a_route_leads_to_the_gateways_service_and_never_cuts_an_answer() -> Non
     assert spec["rules"] == [
         {"backendRefs": [{"name": "chat-gateway", "port": 8080}], "timeouts": {"request": "0s"}},
     ]
+
+
+def test_a_gateway_that_refuses_time_outs_gets_a_route_without_them() -> None:
+    platform = dataclasses.replace(PLATFORM, route_timeouts=False)
+    (route,) = optional_objects(deployment(gateway={"route": ROUTE, "openAccess": True}), platform, OWNER)
+    spec: Any = route["spec"]
+    assert spec["rules"] == [{"backendRefs": [{"name": "chat-gateway", "port": 80}]}]
 
 
 @pytest.mark.parametrize("processes", [1, 4])
@@ -85,9 +93,9 @@ def test_alerts_are_about_the_targets_that_the_user_set() -> None:
         assert set(re.findall(r'namespace="([^"]*)"', expression)) == {"default"}
 
 
-def rendered(*served: Any) -> Rendering:
-    text = msgspec.json.encode(deployment_body(gateway={"route": {"parent": "edge"}, "openAccess": True}))
-    return render(Inputs(text, "", OWNER, (), WATCHING, MASTERS, frozenset(served)))
+def rendered(*served: Any, platform: Platform = WATCHING, **gateway: Any) -> Rendering:
+    body = deployment_body(gateway={"route": {"parent": "edge"}, "openAccess": True, **gateway})
+    return render(Inputs(msgspec.json.encode(body), "", OWNER, (), platform, MASTERS, frozenset(served)))
 
 
 def test_what_is_asked_for_and_not_served_is_a_word_in_a_condition() -> None:
@@ -97,6 +105,44 @@ def test_what_is_asked_for_and_not_served_is_a_word_in_a_condition() -> None:
         "PrometheusRules are left out: monitoring.coreos.com/v1 is not served, or not granted",
     )
     assert [desired.resource for desired in rendered(MONITORS).standing if desired.resource in (ROUTES, RULES)] == []
+
+
+def route_backends(rendering: Rendering) -> list[Any]:
+    (route,) = (desired.body for desired in rendering.standing if desired.resource == ROUTES)
+    rule: Any = route["spec"]["rules"][0]  # type: ignore[index]
+    return list(rule["backendRefs"])
+
+
+def test_an_inference_pool_has_the_gateway_pods_and_takes_the_route() -> None:
+    rendering = rendered(*OPTIONAL, platform=POOLED)
+    (pool,) = (desired.body for desired in rendering.standing if desired.resource == INFERENCE_POOLS)
+    assert pool["spec"] == {
+        "selector": {"matchLabels": {"baton.dev/deployment": "chat", "baton.dev/role": "gateway"}},
+        "targetPorts": [{"number": 8000}],
+        "endpointPickerRef": {"name": "chat-epp", "port": {"number": 9002}, "failureMode": "FailOpen"},
+    }
+    pods: Any = next(desired.body for desired in rendering.standing if desired.body["kind"] == "Deployment")
+    labels: dict[str, str] = pods["spec"]["template"]["metadata"]["labels"]
+    assert {"baton.dev/deployment": "chat", "baton.dev/role": "gateway"}.items() <= labels.items()
+    group = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "chat"}
+    assert route_backends(rendering) == [group]
+    assert rendering.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("served", "gateway", "note"),
+    [
+        (set(OPTIONAL) - {INFERENCE_POOLS}, {}, "inference.networking.k8s.io/v1 is not served, or not granted"),
+        (OPTIONAL, {"tls": {"secretName": "cert"}}, "gateway.tls is given, and a Gateway speaks plain HTTP to a pool"),
+    ],
+)
+def test_where_there_can_be_no_inference_pool_the_route_leads_to_the_service_and_a_note_says_why(
+    served: Any, gateway: Any, note: str
+) -> None:
+    rendering = rendered(*served, platform=POOLED, **gateway)
+    assert INFERENCE_POOLS not in {desired.resource for desired in rendering.standing}
+    assert route_backends(rendering) == [{"name": "chat-gateway", "port": 80}]
+    assert rendering.notes == (f"InferencePools are left out: {note}",)
 
 
 def test_what_is_withdrawn_goes() -> None:

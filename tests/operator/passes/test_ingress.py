@@ -90,6 +90,20 @@ def test_a_gateway_that_refuses_a_route_is_told_of_at_once_until_the_route_is_an
     play(script, gateway=ROUTED)
 
 
+def test_a_gateway_without_time_outs_is_told_of_with_the_value_that_leaves_them_out() -> None:
+    """GKE's Gateway controller refuses the field (github.com/kserve/kserve/issues/5311)."""
+
+    async def script(world: World) -> None:
+        generation = world.store.read(ROUTES, SPACE, GATEWAY)["metadata"]["generation"]
+        refusal = find_conditions("False", "UnsupportedValue", generation, message="timeouts is not supported")
+        world.store.set_status(ROUTES, SPACE, GATEWAY, refusal)
+        await asyncio.sleep(5.0)
+        assert condition(world, "Stalled") == ("True", "RouteNotAccepted")
+        assert "routeTimeouts: false" in message(world)
+
+    play(script, gateway=ROUTED)
+
+
 def test_a_route_that_one_of_several_gateways_takes_is_taken() -> None:
     async def script(world: World) -> None:
         both = [find_conditions(status, "ObjectEvent")["parents"][0] for status in ("False", "True")]

@@ -111,6 +111,30 @@ def test_edits_in_the_middle_of_rollouts_end_as_a_fresh_create_does_and_never_st
     assert settled(live) == settled(fresh)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_ready_workers_that_no_gateway_can_link_hold_no_rollout_once_that_is_known(is_known: bool) -> None:
+    """The old workers speak another wire version than the gateways, which were rolled out with the new ones."""
+    live: Live = {}
+    for _ in range(3):
+        live, _ = pass_over(settled(live), build_deployment())
+    wanted = build_deployment(memory="2Gi")
+    new = {worker_template(wanted, role, PLATFORM).spec.revision.template for role in POOL_ROLES}
+    for _ in range(20):
+        sets = worker_sets(live.values(), OWNER)
+        routable = {part.key: part.ready for part in sets if part.revision.template in new}
+        linked = frozenset(routable) if is_known else None
+        pods = {part.key: PodCounts(ready=part.ready) for part in sets}
+        templates = {role: worker_template(wanted, role, PLATFORM) for role in POOL_ROLES}
+        count = {role: Wanted(templates[role].spec.revision, 2) for role in POOL_ROLES}
+        step = next_step(count, rollout_groups(sets, routable, pods, linked), Limits(1, 0))
+        for (role, revision), replicas in replicas_after(sets, step).items():
+            write(live, sets, templates[role], wanted, role, revision, replicas)
+        settled(live)
+    left = {(part.role, part.revision.template in new): part.wanted for part in worker_sets(live.values(), OWNER)}
+    done = {(role, is_new): 2 * is_new for role in POOL_ROLES for is_new in (True, False)}
+    assert (left == done) is is_known
+
+
 def test_what_another_owner_made_is_not_seen() -> None:
     template = worker_template(build_deployment(), Role.DECODE, PLATFORM)
     ours, theirs = (worker_deployment(build_deployment(), template, 1, owner) for owner in (OWNER, Owner("uid-2")))

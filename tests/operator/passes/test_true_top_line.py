@@ -18,7 +18,7 @@ from baton_operator.telemetry import GatewayReport
 from baton_testing.kube.calm_world import play
 from baton_testing.kube.cluster import is_ready
 from baton_testing.kube.planted_causes import role_of, until
-from baton_testing.kube.world import NAME, SPACE, World
+from baton_testing.kube.world import LINKED, NAME, SPACE, World
 from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import Role
 
@@ -124,10 +124,13 @@ class Gateways:
         self._world, self.from_s = world, 0.0
         self.pairs: Callable[[], Pairs | None] = lambda: None
         self.is_blind = False
+        self.other_version: str | None = None
 
     def report(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
         if self._world.clock() < self.from_s:
             return None
+        if self.other_version is not None:
+            return GatewayReport(None, other_version=self.other_version)
         counts: dict[tuple[Role, str], int] = {}
         for pod in self._world.store.all(PODS, SPACE):
             labels = pod["metadata"]["labels"]
@@ -161,7 +164,62 @@ def test_another_process_of_the_operator_changes_nothing_that_is_said_until_gate
         if "Unknown" in seen:
             assert "Unknown" in seen_tops
 
-    play(script)
+    play(script, platform=LINKED)
+
+
+def test_gateways_of_another_release_are_named_and_no_worker_that_they_use_is_stopped() -> None:
+    """The operator was upgraded, and the gateways that run speak another wire version."""
+
+    async def script(world: World) -> None:
+        gateways = world.telemetry = Gateways(world)
+        gateways.other_version = "version: 11..11 here, 3..3 there"
+        seen_tops = set()
+        world.store.on_commit.append(lambda resource, change, before, after: seen_tops.add(ready(after)))
+        await world.restart()
+        await asyncio.sleep(60.0)
+        assert condition(world) == ("True", "Serving")
+        assert seen_tops - {""} == {"True"}
+        message = next(
+            entry["message"] for entry in status(world)["conditions"] if "another release" in entry["message"]
+        )
+        assert "version: 11..11 here, 3..3 there" in message
+        assert "baton.dev/upgrade" in message
+        world.user_scales(POOLS, "chat-decode", 3)
+        await until(lambda: status(world)["decode"]["summary"] == "3/3", 120.0)
+        assert status(world)["decode"]["summary"] == "3/3"
+        await asyncio.sleep(30.0)
+        assert condition(world, "Reconciling") == ("False", "AsExpected")
+        world.user_scales(POOLS, "chat-decode", 1)
+        await asyncio.sleep(120.0)
+        assert status(world)["decode"]["ready"] == 3, "which of them the gateways use is not known"
+        gateways.other_version = None
+        await until(lambda: status(world)["decode"]["summary"] == "1/1", 120.0)
+        assert status(world)["decode"]["summary"] == "1/1"
+        assert not any("another release" in entry["message"] for entry in status(world)["conditions"])
+
+    play(script, platform=LINKED, **ONE_TO_THREE)
+
+
+def test_gateways_that_were_made_without_a_link_are_named_and_hold_the_rollout_until_they_have_gone() -> None:
+    async def script(world: World) -> None:
+        gateways = world.telemetry = Gateways(world)
+        gateways.from_s = world.clock() + 1e9
+        world.platform = LINKED
+        await world.restart()
+        await asyncio.sleep(60.0)
+        assert condition(world) == ("True", "Serving")
+        assert any("have no link to the operator" in entry["message"] for entry in status(world)["conditions"])
+        body = world.store.read(DEPLOYMENTS, SPACE, NAME)
+        body["metadata"]["annotations"] = {"baton.dev/upgrade": "1"}
+        world.store.replace(DEPLOYMENTS, body, "kubectl-annotate")
+        gateways.from_s = world.clock() + 5.0
+        revision = status(world)["revision"]
+        await until(lambda: status(world)["revision"] != revision, 60.0)
+        await until(lambda: condition(world, "Progressing") == ("False", "RolloutComplete"), 600.0)
+        assert condition(world, "Progressing") == ("False", "RolloutComplete")
+        assert not any("link to the operator" in entry["message"] for entry in status(world)["conditions"])
+
+    play(script, **ONE_TO_THREE)
 
 
 def ready(body: dict[str, Any]) -> str:
