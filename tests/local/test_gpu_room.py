@@ -25,8 +25,8 @@ from baton_wire.messages.values import Role
 
 GB = 10**9
 LISTING = """\
-0, GPU-0d0e8a1c-1111, 140000, NVIDIA H200, 570.1
-1, GPU-5c9b77aa-2222, [N/A], NVIDIA H200, 570.1
+0, GPU-0d0e8a1c-1111, 140000, 143000, NVIDIA H200, 570.1
+1, GPU-5c9b77aa-2222, [N/A], [N/A], NVIDIA H200, 570.1
 a line of another form
 """
 P, D = Role.PREFILL, Role.DECODE
@@ -38,7 +38,7 @@ def need(weights: int = 16 * GB, first: int = 1, most: int = 1, kv: int | None =
 
 def test_the_listing_of_the_driver_is_read_and_an_unknown_figure_stays_unknown() -> None:
     first, second = parse_gpus(LISTING)
-    assert first == Gpu("0", "GPU-0d0e8a1c-1111", 140_000 << 20, "NVIDIA H200", "570.1")
+    assert first == Gpu("0", "GPU-0d0e8a1c-1111", 140_000 << 20, 143_000 << 20, "NVIDIA H200", "570.1")
     assert second.free_bytes is None
     assert parse_gpus("") == ()
 
@@ -52,7 +52,7 @@ def test_gpus_are_named_by_index_by_uuid_or_not_known() -> None:
 
 
 def test_an_index_among_different_gpus_may_be_the_largest_of_them() -> None:
-    gpus = (Gpu("0", "GPU-a", 8 * GB, "small", "1"), Gpu("1", "GPU-b", 80 * GB, "large", "1"))
+    gpus = (Gpu("0", "GPU-a", 8 * GB, 8 * GB, "small", "1"), Gpu("1", "GPU-b", 80 * GB, 80 * GB, "large", "1"))
     assert free_by_id(["0", "1"], gpus, False) == {"0": 80 * GB, "1": 80 * GB}
     assert free_by_id(["0", "1"], gpus, True) == {"0": 8 * GB, "1": 80 * GB}
 

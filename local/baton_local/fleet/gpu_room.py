@@ -22,7 +22,8 @@ from baton_local.text_table import gigabytes
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_worker.building.block_budget import CUDA_MEMORY_SHARE
 
-QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.free,name,driver_version", "--format=csv,noheader,nounits")
+FIELDS = ("index", "uuid", "memory.free", "memory.total", "name", "driver_version")
+QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 QUERY_S = 10.0
 CONTEXT_BYTES = 600 << 20
 """Memory that a process takes on a GPU before its first weight: the CUDA context and the libraries' workspaces."""
@@ -37,7 +38,8 @@ class Gpu:
     index: str
     uuid: str
     free_bytes: int | None
-    """None: the driver does not say."""
+    """None: the driver does not say, as of `total_bytes`."""
+    total_bytes: int | None
     name: str
     driver: str
 
@@ -70,9 +72,10 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     gpus = []
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
-        if len(parts) == len(QUERY[1].split(",")):
-            index, uuid, free, name, driver = parts
-            gpus.append(Gpu(index, uuid, int(free) << 20 if free.isdecimal() else None, name, driver))
+        if len(parts) == len(FIELDS):
+            index, uuid, free, total, name, driver = parts
+            sizes = [int(size) << 20 if size.isdecimal() else None for size in (free, total)]
+            gpus.append(Gpu(index, uuid, *sizes, name, driver))
     return tuple(gpus)
 
 
