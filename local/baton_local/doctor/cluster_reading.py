@@ -27,7 +27,7 @@ from baton_operator.schema.crd import definitions
 GROUP, VERSION = "baton.dev", "v1alpha1"
 MAX_BYTES = 64 << 20
 LEASE_PREFIX = "baton-operator"
-OPERATOR_SELECTOR = "app.kubernetes.io/name=baton"
+OPERATOR_SELECTOR = "app.kubernetes.io/name=baton-operator"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 ACTIONS = (
     ("create", GROUP, "llmdeployments", ""),
