@@ -106,7 +106,7 @@ def test_each_missed_target_names_its_pool() -> None:
     assert limited_by(seen_with(ttft_minute=sketch(100), tpot_minute=sketch(10))) is None
     slow = limited_by(seen_with(ttft_minute=sketch(100), tpot_minute=sketch(40)))
     assert slow is not None
-    assert slow.startswith("decode: TPOT p95 ")
+    assert slow.startswith("decode (1 of 2 workers ready): TPOT p95 ")
     assert slow.endswith("target 25.0 ms")
     queued = limited_by(seen_with(waiting=7, tpot_minute=Sketch()))
     assert queued is not None
@@ -126,3 +126,11 @@ def test_what_is_not_known_is_null_and_no_zero() -> None:
     text = as_text(silent)
     assert "gateway: an unknown number running, an unknown number waiting; cached: not known yet" in text
     assert "silent" in text
+
+
+def test_a_pool_that_sizing_finds_large_enough_is_not_blamed_for_its_size() -> None:
+    why = "decode 1: TPOT p95 40 ms misses the target: by its step times 1 keeps it: look for another cause"
+    record = msgspec.structs.replace(RECORD, wanted={"decode": 1}, reasons={"decode": why})
+    slow = limited_by(replace(seen_with(ttft_minute=Sketch(), tpot_minute=sketch(40)), record=record))
+    assert slow is not None
+    assert slow.startswith("decode (its size would do: are the machines busy with something else?): TPOT p95 ")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from baton_control.sizing.decision.explanation import OTHER_CAUSE
 from baton_local.commands.status import is_met, lane_lines, phase_text
 from baton_local.fleet.observation import Observation, ObservedWorker
 from baton_local.fleet.record import ProcessRecord, TargetRecord
@@ -92,15 +93,27 @@ def limited_by(seen: Observation) -> str | None:
     """The pool that keeps requests from their targets, with the figure; None: none does, as far as is known.
 
     Decode sets the time between tokens. Prefill sets the time to the first one, unless requests wait at the gateway.
+    Workers that are missing are named, and so is a pool that sizing finds large enough.
     """
     gateway, record = seen.seen_by_gateway, seen.record
     limits = []
     if is_met(gateway.ttft_minute, record.ttft) is False:
-        pool = "prefill" if not gateway.waiting else f"the gateway's queue ({gateway.waiting} waiting)"
+        queue = f"the gateway's queue ({gateway.waiting} waiting)"
+        pool = queue if gateway.waiting else _with_state("prefill", seen)
         limits.append(f"{pool}: TTFT {_reached(gateway.ttft_minute, record.ttft)}")
     if is_met(gateway.tpot_minute, record.tpot) is False:
-        limits.append(f"decode: TPOT {_reached(gateway.tpot_minute, record.tpot)}")
+        limits.append(f"{_with_state('decode', seen)}: TPOT {_reached(gateway.tpot_minute, record.tpot)}")
     return "; ".join(limits) or None
+
+
+def _with_state(role: str, seen: Observation) -> str:
+    """The name of a pool, with what is known of it besides its latency."""
+    pool = _pool(role, seen)
+    wanted = max(seen.record.wanted.get(role, 0), len(_of_pool(role, seen)))
+    notes = [f"{pool['ready']} of {wanted} workers ready"] if pool["ready"] != wanted else []
+    if not notes and OTHER_CAUSE in seen.record.reasons.get(role, ""):
+        notes = ["its size would do: are the machines busy with something else?"]
+    return f"{role} ({notes[0]})" if notes else role
 
 
 def _reached(sketch: Sketch, target: TargetRecord) -> str:
