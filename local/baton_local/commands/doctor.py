@@ -39,11 +39,11 @@ def run_doctor(options: DoctorOptions) -> int:
 
 
 def _cluster(options: DoctorOptions) -> list[DoctorFinding]:
-    from baton_local.doctor.cluster_reading import ClusterRefused, connect, own_fields, read_cluster
+    from baton_local.doctor.cluster_reading import ClusterRefusal, connect, own_fields, read_cluster
 
     try:
         call = connect(options.context, options.namespace, options.limit_s)
-    except ClusterRefused as error:
+    except ClusterRefusal as error:
         facts = ClusterFacts(options.context or "", options.namespace or "", "", problem=str(error))
         return check_cluster(facts, {})
     return check_cluster(read_cluster(call, options.operator_namespace, options.limit_s), own_fields())

@@ -43,7 +43,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class ServerAnswer:
+class ClusterAnswer:
     """An answer of the API server."""
 
     body: Json
@@ -51,7 +51,7 @@ class ServerAnswer:
     """The server's time."""
 
 
-class ClusterRefused(OSError):
+class ClusterRefusal(OSError):
     """The server refused a call, or did not answer it."""
 
     def __init__(self, text: str, status: int = 0) -> None:
@@ -59,8 +59,8 @@ class ClusterRefused(OSError):
         self.status = status
 
 
-Ask = Callable[[str, str, Json | None], ServerAnswer]
-"""Method, path and body of a call. Raises ClusterRefused."""
+Ask = Callable[[str, str, Json | None], ClusterAnswer]
+"""Method, path and body of a call. Raises ClusterRefusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ClusterCall:
 
 
 def connect(context: str | None, namespace: str | None, limit_s: float) -> ClusterCall:
-    """The connection of a context; None: the current one. Raises StartError; ClusterRefused without a kubeconfig."""
+    """The connection of a context; None: the current one. Raises StartError; ClusterRefusal without a kubeconfig."""
     try:
         from kubernetes import config
     except ImportError as error:
@@ -82,7 +82,7 @@ def connect(context: str | None, namespace: str | None, limit_s: float) -> Clust
     try:
         contexts, active = config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
-        raise ClusterRefused(f"no kubeconfig: {error}") from error
+        raise ClusterRefusal(f"no kubeconfig: {error}") from error
     chosen = active if context is None else next((one for one in contexts if one["name"] == context), None)
     if chosen is None:
         names = ", ".join(str(one["name"]) for one in contexts)
@@ -90,12 +90,12 @@ def connect(context: str | None, namespace: str | None, limit_s: float) -> Clust
     try:
         connection = from_kubeconfig(str(chosen["name"]))
     except (KubeConfigError, OSError) as error:
-        raise ClusterRefused(str(error)) from error
+        raise ClusterRefusal(str(error)) from error
     space = namespace or str((chosen.get("context") or {}).get("namespace") or "default")
     return ClusterCall(partial(_ask, connection, limit_s), str(chosen["name"]), space)
 
 
-def _ask(connection: KubeConnection, limit_s: float, method: str, path: str, body: Json | None) -> ServerAnswer:
+def _ask(connection: KubeConnection, limit_s: float, method: str, path: str, body: Json | None) -> ClusterAnswer:
     headers = {"Accept": "application/json", "Content-Type": "application/json"}
     token = connection.token()
     headers |= {"Authorization": f"Bearer {token}"} if token else {}
@@ -107,14 +107,14 @@ def _ask(connection: KubeConnection, limit_s: float, method: str, path: str, bod
             date, content = response.headers.get("Date"), response.read(MAX_BYTES)
     except urllib.error.HTTPError as error:
         error.close()
-        raise ClusterRefused(f"{path}: {error.code} {error.reason}", error.code) from error
+        raise ClusterRefusal(f"{path}: {error.code} {error.reason}", error.code) from error
     except (urllib.error.URLError, http.client.HTTPException) as error:
-        raise ClusterRefused(f"{connection.server}: {getattr(error, 'reason', error)}") from error
+        raise ClusterRefusal(f"{connection.server}: {getattr(error, 'reason', error)}") from error
     try:
         decoded = msgspec.json.decode(content, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise ClusterRefused(f"{path}: the answer is no JSON object") from error
-    return ServerAnswer(decoded, None if date is None else parsedate_to_datetime(date))
+        raise ClusterRefusal(f"{path}: the answer is no JSON object") from error
+    return ClusterAnswer(decoded, None if date is None else parsedate_to_datetime(date))
 
 
 def own_fields() -> dict[str, frozenset[str]]:
@@ -169,7 +169,7 @@ def _version_or_why(ask: Ask) -> tuple[int, int] | str:
     """The server's version, or in words why it did not answer."""
     try:
         return _version(ask)
-    except ClusterRefused as error:
+    except ClusterRefusal as error:
         return str(error)
 
 
@@ -177,7 +177,7 @@ def _version(ask: Ask) -> tuple[int, int]:
     body = ask("GET", "/version", None).body
     major, minor = (_NUMBER.match(str(body.get(name))) for name in ("major", "minor"))
     if major is None or minor is None:
-        raise ClusterRefused("/version: the server does not tell its version")
+        raise ClusterRefusal("/version: the server does not tell its version")
     return int(major[0]), int(minor[0])
 
 
@@ -187,7 +187,7 @@ def _fields(ask: Ask) -> dict[str, frozenset[str] | None]:
         name = definition["metadata"]["name"]
         try:
             live = ask("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", None)
-        except ClusterRefused as error:
+        except ClusterRefusal as error:
             if error.status != 404:
                 raise
             fields[name] = None

@@ -74,8 +74,8 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
         parts = [part.strip() for part in line.split(",")]
         if len(parts) == len(FIELDS):
             index, uuid, free, total, name, driver = parts
-            sizes = [int(size) << 20 if size.isdecimal() else None for size in (free, total)]
-            gpus.append(Gpu(index, uuid, *sizes, name, driver))
+            free_bytes, total_bytes = (int(size) << 20 if size.isdecimal() else None for size in (free, total))
+            gpus.append(Gpu(index, uuid, free_bytes, total_bytes, name, driver))
     return tuple(gpus)
 
 
