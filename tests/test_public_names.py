@@ -44,9 +44,10 @@ from baton_gateway.openai_api.response_encoding import error_body
 from baton_gateway.reporting.metrics import STATUSES
 from baton_gateway.reporting.state_page import ProcessReport, WorkerReport, state_body
 from baton_gateway.tenancy.key_files import TenantFile
-from baton_local.commands import status
+from baton_local.commands import status, top
 from baton_local.commands.plan import run_plan
-from baton_local.fleet.observation import GatewayState, Link, Observation, ObservedWorker, Transfer
+from baton_local.doctor import finding
+from baton_local.fleet.observation import GatewayState, Link, Observation, ObservedTenant, ObservedWorker, Transfer
 from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_local.fleet.run_dir import RunDir
 from baton_local.load_test.load_record import LoadRecord
@@ -201,9 +202,11 @@ def json_documents() -> Iterator[str]:
         yield from fields(mi.type_info(kind), name)
     worker, sketch = WorkerReport("", "", "", "", "", "", 0, 0, 0, 0), Sketch()
     sketch.add(1.0)
-    report = ProcessReport(1, "", 0, 0, 0, 0, (worker,), sketch.data(), sketch.data())
+    report = ProcessReport(1, "", 0, 0, 0, 0, (worker,), sketch.data(), sketch.data(), tenants={"web": (1, 0)})
     yield from json_paths(json.loads(state_body([report])), "gateway /state")
-    yield from json_paths(status_document(), "status --json")
+    yield from json_paths(status.as_json(observation()), "status --json")
+    yield from json_paths(top.as_json(observation()), "top --format json")
+    yield from json_paths(finding.as_json([finding.ok("python", "3.12")]), "doctor --format json")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         run_plan(parse_options(["plan", "--json"]))
     yield from json_paths(json.loads(printed.getvalue()), "plan --json")
@@ -212,11 +215,11 @@ def json_documents() -> Iterator[str]:
     yield from (f"gateway --config: {name}" for name in settings.IN_FILE)
 
 
-def status_document() -> dict[str, object]:
+def observation() -> Observation:
     process, target = ProcessRecord("prefill-0", "prefill", "ready", "r", 1, 1, "127.0.0.1", 1), TargetRecord(1.0, 95.0)
     worker = ObservedWorker(0, 0, 0, 0, 0, Transfer(links=(Link("127.0.0.1:2", "tcp"),)))
     record = RunRecord("chat", "default", 1, "http://127.0.0.1:1", "m", True, "", target, target, (process,))
-    return status.as_json(Observation(record, ((process, worker),), process, GatewayState()))
+    return Observation(record, ((process, worker),), process, GatewayState(tenants=(ObservedTenant("web", 1, 0),)))
 
 
 def flags() -> Iterator[str]:

@@ -127,6 +127,7 @@ class GatewayServer:
             cache=cache_report(self.metrics.cache_use),
             ttft_minute=self.metrics.ttft.minute.sketch(now).data(),
             tpot_minute=self.metrics.tpot.minute.sketch(now).data(),
+            tenants=self._admission.tenant_loads(),
         )
 
     def health_problems(self) -> list[HealthProblem]:

@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "up": _up,
         "demo": _demo,
         "status": _status,
+        "top": _top,
         "ask": _ask,
         "chat": _chat,
         "logs": _logs,
@@ -218,6 +219,23 @@ def _status(options: argparse.Namespace) -> int:
     if options.watch:
         watch(page, sys.stdout, is_live=sys.stdout.isatty() and not options.json, every_s=WATCH_S)
     print(page())
+    return 0
+
+
+def _top(options: argparse.Namespace) -> int:
+    from baton_local.commands.status import watch
+    from baton_local.commands.top import page
+    from baton_local.fleet.observation import observe
+    from baton_local.fleet.record import read_record
+    from baton_local.fleet.run_dir import base_directory, find_run
+
+    def shown() -> str:
+        seen = observe(read_record(find_run(base_directory(), options.name)))
+        return page(seen, options.format, not options.once)
+
+    if not options.once:
+        watch(shown, sys.stdout, is_live=sys.stdout.isatty() and options.format == "text", every_s=WATCH_S)
+    print(shown())
     return 0
 
 

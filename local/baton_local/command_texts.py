@@ -22,6 +22,11 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "and since the start.",
         "baton status --watch",
     ),
+    "top": (
+        "Shows live which pool limits the deployment, the share of requests of the last minute within each target, "
+        "why each pool has its size, the queue, the cached share, tenants by share, workers and KV links.",
+        "baton top --once --format json",
+    ),
     "ask": (
         "Sends one question to the running deployment and streams the answer.",
         'baton ask "How does the hand-over work?" --max-tokens 200',

@@ -206,6 +206,14 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="refresh every two seconds until Ctrl-C")
 
 
+def _add_top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
+    parser.add_argument(
+        "--once", action="store_true", help="print the page once, for scripts (default: every two seconds until Ctrl-C)"
+    )
+    _add_format(parser)
+
+
 def _add_ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", metavar="TEXT", help="the question")
     parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
@@ -359,6 +367,7 @@ COMMANDS: Mapping[str, tuple[str, AddOptions]] = {
     "up": ("run an LLMDeployment until Ctrl-C", _add_up),
     "demo": ("start a deployment, ask it one question, show the KV transfers, stop it", _add_demo),
     "status": ("show the running processes and their latencies", _add_status),
+    "top": ("watch pools, targets, queue, tenants and links live", _add_top),
     "ask": ("send one question to the running deployment", _add_ask),
     "chat": ("have a conversation with the running deployment", _add_chat),
     "logs": ("print the logs of the deployment's processes", _add_logs),

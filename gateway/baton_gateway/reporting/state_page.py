@@ -14,6 +14,7 @@ from baton_wire.messages.measures import SKETCH_RATIO, SketchData
 from baton_wire.sketch import Sketch, merged
 
 PERCENTS = (50, 95, 99)
+MOST_TENANTS = 50
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
@@ -64,6 +65,8 @@ class ProcessReport(msgspec.Struct, frozen=True):
     ttft_minute: SketchData = SketchData()
     """Latencies of the last minute, like `tpot_minute`."""
     tpot_minute: SketchData = SketchData()
+    tenants: dict[str, tuple[int, int]] = {}
+    """Running and waiting sequences of the tenants that have some."""
 
 
 def worker_report(worker: LinkedWorker) -> WorkerReport:
@@ -105,6 +108,7 @@ def state_body(processes: Sequence[ProcessReport]) -> bytes:
                 for process in processes
             ],
             "workers": sorted(workers.values(), key=lambda worker: (worker.role, worker.address)),
+            "tenants": _tenants([process.tenants for process in processes]),
             "cache": _cache([process.cache for process in processes]),
             "latency": {
                 "ttft": _latency(
@@ -118,6 +122,17 @@ def state_body(processes: Sequence[ProcessReport]) -> bytes:
             },
         }
     )
+
+
+def _tenants(reports: Sequence[dict[str, tuple[int, int]]]) -> list[dict[str, Any]]:
+    """The tenants with the most sequences, running and waiting together."""
+    loads: dict[str, tuple[int, int]] = {}
+    for report in reports:
+        for name, (running, waiting) in report.items():
+            before = loads.get(name, (0, 0))
+            loads[name] = before[0] + running, before[1] + waiting
+    largest = sorted(loads.items(), key=lambda item: (-sum(item[1]), item[0]))[:MOST_TENANTS]
+    return [{"name": name, "running": running, "waiting": waiting} for name, (running, waiting) in largest]
 
 
 def cache_report(use: CacheUse) -> CacheReport:

@@ -128,6 +128,10 @@ class Admission:
         """Waiting sequences."""
         return self._num_waiting
 
+    def tenant_loads(self) -> dict[str, tuple[int, int]]:
+        """Running and waiting sequences of each tenant that has some."""
+        return {name: (queue.running, queue.queued) for name, queue in self._queues.items()}
+
     def offer(
         self, tenant: Tenant, sequences: int, now: float, at_once: int | None = None, effort: int = 1
     ) -> tuple[int, Verdict] | Problem:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from baton_local.doctor.cluster_checks import check_cluster
 from baton_local.doctor.cluster_facts import ClusterFacts
-from baton_local.doctor.finding import Finding, as_json, as_text, exit_status
+from baton_local.doctor.finding import DoctorFinding, as_json, as_text, exit_status
 from baton_local.doctor.machine_checks import check_machine
 from baton_local.doctor.machine_reading import read_machine
 
@@ -38,7 +38,7 @@ def run_doctor(options: DoctorOptions) -> int:
     return exit_status(findings)
 
 
-def _cluster(options: DoctorOptions) -> list[Finding]:
+def _cluster(options: DoctorOptions) -> list[DoctorFinding]:
     from baton_local.doctor.cluster_reading import ClusterRefusal, connect, own_fields, read_cluster
 
     try:

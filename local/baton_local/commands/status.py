@@ -75,7 +75,7 @@ def as_text(seen: Observation) -> str:
             "",
             table(header, rows),
             "",
-            *_lanes(seen),
+            *lane_lines(seen),
             *_cache(seen.seen_by_gateway.cache),
             *_latency_lines("TTFT", seen.seen_by_gateway.ttft, seen.seen_by_gateway.ttft_minute, record.ttft),
             *_latency_lines("TPOT", seen.seen_by_gateway.tpot, seen.seen_by_gateway.tpot_minute, record.tpot),
@@ -122,7 +122,7 @@ def _pool_lines(record: RunRecord) -> list[str]:
     return [f"pools ({record.mode})", *(f"  {limits[role]:<{width}}   {why}" for role, why in record.reasons.items())]
 
 
-def _lanes(seen: Observation) -> list[str]:
+def lane_lines(seen: Observation) -> list[str]:
     """One line for each link, with the names of both workers."""
     names = {(process.host, process.pair_port): process.name for process, _ in seen.workers if process.pair_port}
     pairs = [(process, link) for process, state in seen.workers if state is not None for link in state.transfer.links]
@@ -174,7 +174,7 @@ def _phase(process: ProcessRecord) -> str:
     return process.phase if process.silent_since_s is None else SILENT
 
 
-def _phase_text(process: ProcessRecord, is_answering: bool) -> str:
+def phase_text(process: ProcessRecord, is_answering: bool) -> str:
     """The phase for people, with how long a process has been silent."""
     if process.silent_since_s is not None:
         return f"{SILENT} {max(0.0, time.monotonic() - process.silent_since_s):.0f} s"
@@ -223,7 +223,7 @@ def _row(process: ProcessRecord, state: ObservedWorker | None, seen: Observation
     return (
         process.name,
         process.role,
-        _phase_text(process, is_answering),
+        phase_text(process, is_answering),
         link,
         pid,
         process.address,
@@ -247,11 +247,11 @@ def _percentiles(sketch: Sketch, target: TargetRecord) -> dict[str, object]:
     return {
         "count": sketch.count,
         **{f"p{percent}_ms": _ms(sketch.quantile(percent / 100)) for percent in SHOWN_PERCENTILES},
-        "met": _is_met(sketch, target),
+        "met": is_met(sketch, target),
     }
 
 
-def _is_met(sketch: Sketch, target: TargetRecord) -> bool | None:
+def is_met(sketch: Sketch, target: TargetRecord) -> bool | None:
     """True if the target's percentile is within the target; None: there is no request."""
     reached = sketch.quantile(target.percentile / 100)
     return None if reached is None else reached <= target.target_s
@@ -266,7 +266,7 @@ def _latency_lines(name: str, whole: Sketch, minute: Sketch, target: TargetRecor
     goal = f"target p{target.percentile:g} {milliseconds(target.target_s)}"
     if not whole.count:
         return [f"{name}  no requests yet; {goal}"]
-    verdict = {None: "", True: ": met", False: ": MISSED"}[_is_met(minute, target)]
+    verdict = {None: "", True: ": met", False: ": MISSED"}[is_met(minute, target)]
     return [
         f"{name}  last minute  {_shown(minute)}; {goal}{verdict}",
         f"{'':<{len(name)}}  since start  {_shown(whole)}",

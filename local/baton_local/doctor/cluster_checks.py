@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from baton_local.doctor.cluster_facts import ClusterFacts
-from baton_local.doctor.finding import Finding, failed, ok, unknown, warning
+from baton_local.doctor.finding import DoctorFinding, failed, ok, unknown, warning
 
 LEAST_VERSION = (1, 33)
 SHOWN_FIELDS = 3
@@ -13,7 +13,7 @@ DEFINITIONS = "kubectl apply --server-side --force-conflicts -f crds/"
 INSTALL = "helm upgrade --install baton charts/baton --namespace {} --create-namespace (docs/install.md has the values)"
 
 
-def check_cluster(facts: ClusterFacts, own_fields: Mapping[str, frozenset[str]]) -> list[Finding]:
+def check_cluster(facts: ClusterFacts, own_fields: Mapping[str, frozenset[str]]) -> list[DoctorFinding]:
     """All findings. `own_fields`: the fields of each definition in this version of Baton."""
     if facts.problem is not None:
         fix = "kubectl config get-contexts; kubectl config use-context NAME, or set KUBECONFIG"
@@ -30,7 +30,7 @@ def check_cluster(facts: ClusterFacts, own_fields: Mapping[str, frozenset[str]])
     ]
 
 
-def _version(version: tuple[int, int] | None) -> Finding:
+def _version(version: tuple[int, int] | None) -> DoctorFinding:
     if version is None:
         return unknown("server", "it does not tell its version")
     text = f"Kubernetes {version[0]}.{version[1]}"
@@ -39,7 +39,7 @@ def _version(version: tuple[int, int] | None) -> Finding:
     return ok("server", text)
 
 
-def _definitions(facts: ClusterFacts, own_fields: Mapping[str, frozenset[str]]) -> Iterator[Finding]:
+def _definitions(facts: ClusterFacts, own_fields: Mapping[str, frozenset[str]]) -> Iterator[DoctorFinding]:
     if facts.fields is None:
         yield unknown("definitions", "the user may not read CustomResourceDefinitions")
         return
@@ -63,7 +63,7 @@ def _some(fields: frozenset[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _operator(facts: ClusterFacts) -> Iterator[Finding]:
+def _operator(facts: ClusterFacts) -> Iterator[DoctorFinding]:
     space = facts.operator_namespace
     if facts.leases is None:
         yield unknown("operator", f"the user may not read Leases in {space}")
@@ -83,7 +83,7 @@ def _operator(facts: ClusterFacts) -> Iterator[Finding]:
         yield warning("operator", "none of its Pods is ready", f"kubectl --namespace {space} get pods")
 
 
-def _rights(facts: ClusterFacts) -> Iterator[Finding]:
+def _rights(facts: ClusterFacts) -> Iterator[DoctorFinding]:
     if facts.rights is None:
         yield unknown("rights", "the server did not say what the user may do")
         return
@@ -96,7 +96,7 @@ def _rights(facts: ClusterFacts) -> Iterator[Finding]:
         yield ok("rights", f"the user may {', '.join(facts.rights)}")
 
 
-def _accelerators(count: int | None) -> Finding:
+def _accelerators(count: int | None) -> DoctorFinding:
     if count is None:
         return unknown("gpus", "the user may not list nodes")
     if count == 0:
@@ -105,7 +105,7 @@ def _accelerators(count: int | None) -> Finding:
     return ok("gpus", f"nodes offer {count} nvidia.com/gpu")
 
 
-def _storage(classes: tuple[str, ...] | None) -> Finding:
+def _storage(classes: tuple[str, ...] | None) -> DoctorFinding:
     if classes is None:
         return unknown("storage", "the user may not list StorageClasses")
     if not classes:
@@ -113,7 +113,7 @@ def _storage(classes: tuple[str, ...] | None) -> Finding:
     return ok("storage", f"the default StorageClass is {', '.join(classes)}")
 
 
-def _deployments(facts: ClusterFacts) -> Iterator[Finding]:
+def _deployments(facts: ClusterFacts) -> Iterator[DoctorFinding]:
     space = facts.namespace
     if facts.deployments is None:
         yield unknown("deployments", f"LLMDeployments in {space} could not be listed")

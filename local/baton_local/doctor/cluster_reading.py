@@ -27,7 +27,7 @@ from baton_operator.schema.crd import definitions
 GROUP, VERSION = "baton.dev", "v1alpha1"
 MAX_BYTES = 64 << 20
 LEASE_PREFIX = "baton-operator"
-OPERATOR_SELECTOR = "app.kubernetes.io/name=baton"
+OPERATOR_SELECTOR = "app.kubernetes.io/name=baton-operator"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 ACTIONS = (
     ("create", GROUP, "llmdeployments", ""),
@@ -73,8 +73,7 @@ class ClusterCall:
 
 
 def connect(context: str | None, namespace: str | None, limit_s: float) -> ClusterCall:
-    """The connection of a kubeconfig's context; None: its current one. Raises StartError, and ClusterRefusal without
-    one."""
+    """The connection of a context; None: the current one. Raises StartError; ClusterRefusal without a kubeconfig."""
     try:
         from kubernetes import config
     except ImportError as error:

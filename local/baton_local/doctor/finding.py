@@ -19,11 +19,11 @@ class State(enum.StrEnum):
     FAILED = "failed"
     """Something that was asked for will not work."""
     UNKNOWN = "unknown"
-    """It could not be found out."""
+    """The check lacks a fact."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """The outcome of one check."""
 
     check: str
@@ -33,30 +33,30 @@ class Finding:
     """The command that mends it, or what to do where no command does; empty: nothing is to be done."""
 
 
-def ok(check: str, text: str) -> Finding:
-    return Finding(check, State.OK, text)
+def ok(check: str, text: str) -> DoctorFinding:
+    return DoctorFinding(check, State.OK, text)
 
 
-def warning(check: str, text: str, fix: str) -> Finding:
-    return Finding(check, State.WARNING, text, fix)
+def warning(check: str, text: str, fix: str) -> DoctorFinding:
+    return DoctorFinding(check, State.WARNING, text, fix)
 
 
-def failed(check: str, text: str, fix: str) -> Finding:
-    return Finding(check, State.FAILED, text, fix)
+def failed(check: str, text: str, fix: str) -> DoctorFinding:
+    return DoctorFinding(check, State.FAILED, text, fix)
 
 
-def unknown(check: str, text: str) -> Finding:
-    return Finding(check, State.UNKNOWN, text)
+def unknown(check: str, text: str) -> DoctorFinding:
+    return DoctorFinding(check, State.UNKNOWN, text)
 
 
-def as_json(findings: Sequence[Finding]) -> dict[str, object]:
+def as_json(findings: Sequence[DoctorFinding]) -> dict[str, object]:
     """The findings for programs; `fix` is null where nothing is to be done."""
     counts = {state.value: sum(finding.state is state for finding in findings) for state in State}
     rows = [{"check": f.check, "state": f.state.value, "text": f.text, "fix": f.fix or None} for f in findings]
     return {"counts": counts, "findings": rows}
 
 
-def as_text(findings: Sequence[Finding]) -> str:
+def as_text(findings: Sequence[DoctorFinding]) -> str:
     """The findings for people: one line each, and below it what mends it."""
     width = max((len(finding.check) for finding in findings), default=0)
     lines = []
@@ -67,6 +67,6 @@ def as_text(findings: Sequence[Finding]) -> str:
     return "\n".join([*lines, "", ", ".join(f"{count} {name}" for count, name in counts if count)])
 
 
-def exit_status(findings: Sequence[Finding]) -> int:
+def exit_status(findings: Sequence[DoctorFinding]) -> int:
     """1 if a check failed, else 0: warnings and unknowns stop nobody."""
     return int(any(finding.state is State.FAILED for finding in findings))

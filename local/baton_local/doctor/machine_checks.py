@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton_local.doctor.finding import Finding, failed, ok, unknown, warning
+from baton_local.doctor.finding import DoctorFinding, failed, ok, unknown, warning
 from baton_local.doctor.machine_facts import Disk, MachineFacts
 from baton_local.text_table import gigabytes
 
@@ -23,7 +23,7 @@ UNLIMITED = -1
 INSTALL = "pip install 'baton-serving[{}]'"
 
 
-def check_machine(facts: MachineFacts) -> list[Finding]:
+def check_machine(facts: MachineFacts) -> list[DoctorFinding]:
     """All findings, in the order in which a request needs the things."""
     return [
         _python(facts),
@@ -42,7 +42,7 @@ def check_machine(facts: MachineFacts) -> list[Finding]:
     ]
 
 
-def _python(facts: MachineFacts) -> Finding:
+def _python(facts: MachineFacts) -> DoctorFinding:
     version = ".".join(map(str, facts.python))
     if facts.python[:2] < LEAST_PYTHON:
         return failed(
@@ -51,7 +51,7 @@ def _python(facts: MachineFacts) -> Finding:
     return ok("python", version)
 
 
-def _torch(facts: MachineFacts) -> Finding:
+def _torch(facts: MachineFacts) -> DoctorFinding:
     if facts.torch is None:
         return failed("torch", "PyTorch is not installed", INSTALL.format("local"))
     build = "for CPUs" if facts.torch.cuda is None else f"for CUDA {facts.torch.cuda}"
@@ -61,7 +61,7 @@ def _torch(facts: MachineFacts) -> Finding:
     return ok("torch", text)
 
 
-def _gpu(facts: MachineFacts) -> Iterator[Finding]:
+def _gpu(facts: MachineFacts) -> Iterator[DoctorFinding]:
     if not facts.has_driver:
         yield ok("gpu", "no NVIDIA driver: workers compute on the CPU")
         return
@@ -85,7 +85,7 @@ def _gpu(facts: MachineFacts) -> Iterator[Finding]:
         yield failed("triton", "not installed: workers on GPUs need it", INSTALL.format("gpu"))
 
 
-def _driver(facts: MachineFacts) -> Iterator[Finding]:
+def _driver(facts: MachineFacts) -> Iterator[DoctorFinding]:
     cuda = None if facts.torch is None else facts.torch.cuda
     least = None if cuda is None else LEAST_DRIVER.get(_leading(cuda))
     for driver in sorted({gpu.driver for gpu in facts.gpus or ()}):
@@ -100,7 +100,7 @@ def _leading(version: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _rdma(facts: MachineFacts) -> Iterator[Finding]:
+def _rdma(facts: MachineFacts) -> Iterator[DoctorFinding]:
     if facts.rdma is None:
         yield unknown("rdma", "the devices could not be listed")
         return
@@ -125,7 +125,7 @@ def _rdma(facts: MachineFacts) -> Iterator[Finding]:
     yield _locked_memory(facts.memlock_bytes)
 
 
-def _locked_memory(limit: int | None) -> Finding:
+def _locked_memory(limit: int | None) -> DoctorFinding:
     if limit is None:
         return unknown("memlock", "the limit of locked memory could not be read")
     if limit != UNLIMITED and limit < LEAST_MEMLOCK:
@@ -134,7 +134,7 @@ def _locked_memory(limit: int | None) -> Finding:
     return ok("memlock", "unlimited" if limit == UNLIMITED else gigabytes(limit))
 
 
-def _network(facts: MachineFacts) -> Finding:
+def _network(facts: MachineFacts) -> DoctorFinding:
     if facts.network is None:
         return unknown("network", "the interfaces could not be listed")
     if not facts.network:
@@ -143,7 +143,7 @@ def _network(facts: MachineFacts) -> Finding:
     return ok("network", ", ".join(names))
 
 
-def _shared_memory(facts: MachineFacts) -> Finding:
+def _shared_memory(facts: MachineFacts) -> DoctorFinding:
     if facts.shm_bytes is None:
         return unknown("shm", "/dev/shm could not be read")
     text = f"{gigabytes(facts.shm_bytes)} free in /dev/shm"
@@ -153,7 +153,7 @@ def _shared_memory(facts: MachineFacts) -> Finding:
     return ok("shm", text)
 
 
-def _open_files(facts: MachineFacts) -> Finding:
+def _open_files(facts: MachineFacts) -> DoctorFinding:
     if facts.open_files is None:
         return unknown("open files", "the limit could not be read")
     if 0 <= facts.open_files < LEAST_OPEN_FILES:
@@ -162,7 +162,7 @@ def _open_files(facts: MachineFacts) -> Finding:
     return ok("open files", "unlimited" if facts.open_files == UNLIMITED else f"{facts.open_files:,}")
 
 
-def _memory(facts: MachineFacts) -> Finding:
+def _memory(facts: MachineFacts) -> DoctorFinding:
     if facts.free_bytes is None:
         return unknown("memory", "the free memory could not be read")
     text = f"{gigabytes(facts.free_bytes)} free, {facts.cpus or 'an unknown number of'} CPUs"
@@ -171,7 +171,7 @@ def _memory(facts: MachineFacts) -> Finding:
     return ok("memory", text)
 
 
-def _names(facts: MachineFacts) -> Iterator[Finding]:
+def _names(facts: MachineFacts) -> Iterator[DoctorFinding]:
     if facts.resolves_localhost is False:
         fix = "echo '127.0.0.1 localhost' >> /etc/hosts"
         yield failed("dns", "localhost is no loopback address", fix)
@@ -184,7 +184,7 @@ def _names(facts: MachineFacts) -> Iterator[Finding]:
         yield warning("dns", "huggingface.co has no address here: hf:// models cannot be fetched", fix)
 
 
-def _clock(facts: MachineFacts) -> Finding:
+def _clock(facts: MachineFacts) -> DoctorFinding:
     if facts.is_clock_synchronised is None:
         return unknown("clock", "the kernel does not say whether the clock is synchronised")
     if not facts.is_clock_synchronised:
@@ -193,7 +193,7 @@ def _clock(facts: MachineFacts) -> Finding:
     return ok("clock", "synchronised")
 
 
-def _run_folder(disk: Disk | None) -> Finding:
+def _run_folder(disk: Disk | None) -> DoctorFinding:
     if disk is None:
         return unknown("run folder", "it could not be read in time")
     if disk.problem is not None:
@@ -205,7 +205,7 @@ def _run_folder(disk: Disk | None) -> Finding:
     return ok("run folder", text)
 
 
-def _cache(disk: Disk | None) -> Finding:
+def _cache(disk: Disk | None) -> DoctorFinding:
     if disk is None:
         return unknown("cache", "it could not be read in time")
     if disk.problem is not None:
@@ -218,7 +218,7 @@ def _cache(disk: Disk | None) -> Finding:
     return ok("cache", text)
 
 
-def _port(facts: MachineFacts) -> Finding:
+def _port(facts: MachineFacts) -> DoctorFinding:
     port = facts.port
     if port is None:
         return unknown("port", "the default port could not be tried")

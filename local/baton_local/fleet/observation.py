@@ -68,6 +68,14 @@ class ObservedCacheUse(msgspec.Struct, frozen=True):
     moved_sessions: dict[str, int]
 
 
+class ObservedTenant(msgspec.Struct, frozen=True):
+    """A tenant's sequences in the gateway."""
+
+    name: str
+    running: int
+    waiting: int
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayState:
     """The state of all gateway processes together; empty when none answers."""
@@ -82,6 +90,11 @@ class GatewayState:
     tpot_minute: Sketch = field(default_factory=Sketch)
     cache: ObservedCacheUse | None = None
     """None: not known."""
+    running: int | None = None
+    """Sequences that the gateway has let begin; None: not known, like `waiting`."""
+    waiting: int | None = None
+    tenants: tuple[ObservedTenant, ...] = ()
+    """Tenants that have sequences, the ones with the most first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +126,12 @@ def _gateway_state(gateway: ProcessRecord | None) -> GatewayState:
     state = msgspec.convert(raw, _GatewayPage)
     links = {worker.address: worker.state for worker in state.workers}
     ttft, tpot = state.latency.get("ttft"), state.latency.get("tpot")
-    return GatewayState(links, _whole(ttft), _whole(tpot), _minute(ttft), _minute(tpot), state.cache)
+    running, waiting = (
+        sum(process.requests_running for process in state.processes),
+        sum(process.requests_waiting for process in state.processes),
+    )
+    latencies = _whole(ttft), _whole(tpot), _minute(ttft), _minute(tpot)
+    return GatewayState(links, *latencies, state.cache, running, waiting, state.tenants)
 
 
 class _LinkedWorker(msgspec.Struct, frozen=True):
@@ -135,11 +153,18 @@ class _Latency(_Distribution, frozen=True):
     last_minute: _Distribution | None = None
 
 
+class _GatewayProcess(msgspec.Struct, frozen=True):
+    requests_running: int
+    requests_waiting: int
+
+
 class _GatewayPage(msgspec.Struct, frozen=True):
     """The part of the gateway's `/state` that is shown."""
 
     workers: tuple[_LinkedWorker, ...]
     latency: dict[str, _Latency]
+    processes: tuple[_GatewayProcess, ...] = ()
+    tenants: tuple[ObservedTenant, ...] = ()
     cache: ObservedCacheUse | None = None
 
 

@@ -15,7 +15,7 @@ from baton_local.errors import LocalError
 from baton_local.load_test.open_loop import PlannedRequest
 from baton_local.load_test.prompts import Prompts, WordPrompts, word_prompts, words
 
-PROBED_WORDS = (16, 256)
+FEW_WORDS, MANY_WORDS = 16, 256
 PROBE_S = 60.0
 
 
@@ -99,13 +99,21 @@ async def counted_words(
     is_plain: bool = False,
 ) -> WordPrompts:
     """Prompts of words, calibrated by the server's token counts of two. Raises LocalError when it reports none."""
-    counted = []
-    for count in PROBED_WORDS:
+
+    async def count_tokens(count: int) -> tuple[int, int]:
         text = " ".join(words(random.Random(f"{salt}"), count))
         request = _request(model, text, 1, is_chat, stream=False)
         answer = (await send(session, endpoint, _plain(request) if is_plain else request)).checked()
         if answer.prompt_tokens is None:
             instead = "without them --chat cannot make prompts" if is_chat else "give --ids LOW-HIGH"
             raise LocalError(f"{endpoint} does not report the tokens of a prompt; {instead}")
-        counted.append((count, answer.prompt_tokens))
-    return word_prompts(counted, salt, beginnings)
+        return count, answer.prompt_tokens
+
+    few, many = await count_tokens(FEW_WORDS), MANY_WORDS
+    while True:
+        try:
+            return word_prompts([few, await count_tokens(many)], salt, beginnings)
+        except AnswerError:  # its context may be too short for so many words
+            many //= 2
+            if many <= FEW_WORDS:
+                raise

@@ -90,7 +90,7 @@ class ApiServer(http.server.BaseHTTPRequestHandler):
         answers: dict[str, Any] = {
             "/version": {"major": "1", "minor": "34+"},
             "/apis/coordination.k8s.io/v1/namespaces/baton-system/leases": {"items": [lease]},
-            "/api/v1/namespaces/baton-system/pods?labelSelector=app.kubernetes.io/name=baton": {
+            "/api/v1/namespaces/baton-system/pods?labelSelector=app.kubernetes.io/name=baton-operator": {
                 "items": [{"status": ready}]
             },
             "/apis/storage.k8s.io/v1/storageclasses": {"items": []},

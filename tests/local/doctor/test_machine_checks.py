@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton_local.doctor.finding import Finding, State, as_json, as_text, exit_status
+from baton_local.doctor.finding import DoctorFinding, State, as_json, as_text, exit_status
 from baton_local.doctor.machine_checks import UNLIMITED, check_machine
 from baton_local.doctor.machine_facts import Disk, MachineFacts, PciLink, Port, RdmaPort, TorchBuild
 from baton_local.fleet.gpu_room import Gpu
@@ -34,7 +34,7 @@ NODE = replace(
 )
 
 
-def bad(facts: MachineFacts) -> list[Finding]:
+def bad(facts: MachineFacts) -> list[DoctorFinding]:
     return [finding for finding in check_machine(facts) if finding.state is not State.OK]
 
 

@@ -25,6 +25,8 @@ class Server:
 
     url: str = ""
     most: int = 1_000
+    context: int = 1_000_000
+    """The most tokens of a prompt."""
     held: int = 1_000_000
     """Streams that are answered. The next one's client gets Ctrl-C, and no answer, nor do those after it."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -47,6 +49,8 @@ class Server:
                 os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()  # until the client is gone
         tokens = 2 * len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+        if tokens > self.context:
+            return web.json_response({"error": {"message": "a context of that length"}}, status=400)
         usage = {"prompt_tokens": tokens, "completion_tokens": count}
         if not body["stream"]:
             return web.json_response({"choices": [{"text": "x", "finish_reason": "length"}], "usage": usage})
@@ -99,6 +103,19 @@ def test_each_rate_is_a_line_and_a_report(server: Server, tmp_path: Path, capsys
     assert len(sent) == 4 + 10 + 40
     assert {body["ignore_eos"] for body in sent} == {True}
     assert len({body["prompt"] for body in sent}) == len(sent)
+
+
+@pytest.mark.parametrize("context", [70, 200, 400])
+def test_words_are_counted_by_shorter_prompts_where_the_context_is_small(server: Server, context: int) -> None:
+    server.context = context
+    assert bench(server, "--rate", "10", "--arrivals", "even", "--prompt-tokens", "40") == 0
+    assert {len(body["prompt"].split()) for body in server.bodies if body["stream"]} == {20}
+
+
+def test_a_server_that_takes_no_prompt_says_why(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.context = 10
+    assert bench(server, "--rate", "10", "--prompt-tokens", "40") == 1
+    assert "a context of that length" in capsys.readouterr().err
 
 
 def test_only_fields_of_openai_ids_and_the_key(

@@ -5,6 +5,7 @@ while the target is missed. Pure.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from baton_control.sizing.decision.demand import DecisionInputs
 from baton_control.sizing.decision.pool_sizer import PoolDecision
@@ -13,6 +14,8 @@ from baton_wire.messages.values import Role
 
 HELPS = 0.01
 """The least share of requests in time that one more worker has to add to be called a help."""
+OTHER_CAUSE: Final = "look for another cause"
+"""The end of an explanation where the size of the pool is not why a target is missed."""
 
 
 def with_explanation(
@@ -62,7 +65,7 @@ def _why_no_more(inputs: DecisionInputs, role: Role, rate_per_s: float, workers:
     now, more = (sizer.share_met(role, mix, rate_per_s, count) for count in (workers, workers + 1))
     size = f"{workers} of at most {bounds.maximum} workers"
     if now >= sizer.reachable_share(role, mix):
-        return f"by its step times {size} keep the target ({_percent(now)} in time): look for another cause"
+        return f"by its step times {size} keep the target ({_percent(now)} in time): {OTHER_CAUSE}"
     if more - now < HELPS:
         return f"{_percent(now)} would be in time with {workers}, {_percent(more)} with {workers + 1}: no help"
     return f"one more worker would help ({_percent(now)} to {_percent(more)} in time) if this lasts"

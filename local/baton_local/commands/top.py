@@ -1,0 +1,230 @@
+"""`baton top`: a running deployment at a glance, live: which pool limits it, why it has its size, who fills it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from baton_control.sizing.decision.explanation import OTHER_CAUSE
+from baton_local.commands.status import is_met, lane_lines, phase_text
+from baton_local.fleet.observation import Observation, ObservedWorker
+from baton_local.fleet.record import ProcessRecord, TargetRecord
+from baton_local.text_table import milliseconds, table
+from baton_wire.messages.values import POOL_ROLES
+from baton_wire.sketch import Sketch
+
+Pair = tuple[ProcessRecord, ObservedWorker | None]
+
+
+def as_json(seen: Observation) -> dict[str, object]:
+    """The page as plain data; what is not known is null."""
+    gateway, record = seen.seen_by_gateway, seen.record
+    return {
+        "name": record.name,
+        "namespace": record.namespace,
+        "ready": record.ready,
+        "limited_by": limited_by(seen),
+        "pools": {role.value: _pool(role.value, seen) for role in POOL_ROLES},
+        "slo": {
+            "ttft": _attainment(gateway.ttft_minute, record.ttft),
+            "tpot": _attainment(gateway.tpot_minute, record.tpot),
+        },
+        "queue": {
+            "gateway": gateway.waiting,
+            "workers": _sum(None if state is None else state.waiting for _, state in seen.workers),
+        },
+        "running": gateway.running,
+        "cached_share": _cached_share(seen),
+        "tenants": [
+            {**msgspec.structs.asdict(tenant), "share": _share_of(tenant.running, gateway.running)}
+            for tenant in gateway.tenants
+        ],
+        "workers": [_worker(process, state, seen) for process, state in seen.workers],
+        "links": [
+            {"worker": process.name, **msgspec.structs.asdict(link)}
+            for process, state in seen.workers
+            if state is not None
+            for link in state.transfer.links
+        ],
+    }
+
+
+def page(seen: Observation, form: str, is_live: bool) -> str:
+    """The page in a form; JSON that goes on has one object a line."""
+    return json.dumps(as_json(seen), indent=None if is_live else 2) if form == "json" else as_text(seen)
+
+
+def as_text(seen: Observation) -> str:
+    """The page for a terminal."""
+    record, gateway = seen.record, seen.seen_by_gateway
+    title = f"{record.namespace}/{record.name}  {record.served_name}  {record.endpoint}"
+    parts = [
+        title + ("" if record.ready else "  (not ready)"),
+        f"limited by: {limited_by(seen) or 'nothing: both targets are met, or no request came in the last minute'}",
+        "",
+        table(("POOL", "READY", "WANTED", "LIMITS", "RUNNING", "WAITING", "KV USED"), list(_pool_rows(seen))),
+        *(f"  {why}" for why in record.reasons.values() or [record.decision or "not sized yet"]),
+        "",
+        table(
+            ("TARGET", "AIM", "LAST MINUTE", "WITHIN", "OBSERVATIONS"),
+            [
+                _target_row("TTFT", gateway.ttft_minute, record.ttft),
+                _target_row("TPOT", gateway.tpot_minute, record.tpot),
+            ],
+        ),
+        "",
+        _queue_line(seen),
+    ]
+    if gateway.tenants:
+        rows = [
+            (_name(t.name), _percent(_share_of(t.running, gateway.running)), t.running, t.waiting)
+            for t in gateway.tenants
+        ]
+        parts += ["", table(("TENANT", "SHARE", "RUNNING", "WAITING"), rows)]
+    workers = [_worker_row(process, state, seen) for process, state in seen.workers]
+    parts += ["", table(("WORKER", "POOL", "PHASE", "LINK", "RUNNING", "WAITING", "KV USED"), workers)]
+    lanes = lane_lines(seen)
+    return "\n".join([*parts, *(["", *lanes] if lanes else [])])
+
+
+def limited_by(seen: Observation) -> str | None:
+    """The pool that keeps requests from their targets, with the figure; None: none does, as far as is known.
+
+    Decode sets the time between tokens. Prefill sets the time to the first one, unless requests wait at the gateway.
+    Workers that are missing are named, and so is a pool that sizing finds large enough.
+    """
+    gateway, record = seen.seen_by_gateway, seen.record
+    limits = []
+    if is_met(gateway.ttft_minute, record.ttft) is False:
+        queue = f"the gateway's queue ({gateway.waiting} waiting)"
+        pool = queue if gateway.waiting else _with_state("prefill", seen)
+        limits.append(f"{pool}: TTFT {_reached(gateway.ttft_minute, record.ttft)}")
+    if is_met(gateway.tpot_minute, record.tpot) is False:
+        limits.append(f"{_with_state('decode', seen)}: TPOT {_reached(gateway.tpot_minute, record.tpot)}")
+    return "; ".join(limits) or None
+
+
+def _with_state(role: str, seen: Observation) -> str:
+    """The name of a pool, with what is known of it besides its latency."""
+    pool = _pool(role, seen)
+    wanted = max(seen.record.wanted.get(role, 0), len(_of_pool(role, seen)))
+    notes = [f"{pool['ready']} of {wanted} workers ready"] if pool["ready"] != wanted else []
+    if not notes and OTHER_CAUSE in seen.record.reasons.get(role, ""):
+        notes = ["its size would do: are the machines busy with something else?"]
+    return f"{role} ({notes[0]})" if notes else role
+
+
+def _reached(sketch: Sketch, target: TargetRecord) -> str:
+    reached = milliseconds(sketch.quantile(target.percentile / 100))
+    return f"p{target.percentile:g} {reached}, target {milliseconds(target.target_s)}"
+
+
+def _of_pool(role: str, seen: Observation) -> list[Pair]:
+    return [(process, state) for process, state in seen.workers if process.role == role]
+
+
+def _pool(role: str, seen: Observation) -> dict[str, object]:
+    pairs, record = _of_pool(role, seen), seen.record
+    ready = sum(process.phase == "ready" and process.silent_since_s is None for process, _ in pairs)
+    low, high = record.limits.get(role, (None, None))
+    return {
+        "workers": len(pairs),
+        "ready": ready,
+        "wanted": record.wanted.get(role),
+        "min": low,
+        "max": high,
+        "running": _sum(None if state is None else state.running for _, state in pairs),
+        "waiting": _sum(None if state is None else state.waiting for _, state in pairs),
+        "kv_used": _kv_used(pairs),
+        "reason": record.reasons.get(role),
+    }
+
+
+def _pool_rows(seen: Observation) -> Iterator[tuple[object, ...]]:
+    for role in (role.value for role in POOL_ROLES):
+        pool = _pool(role, seen)
+        limits = None if pool["min"] is None else f"{pool['min']} to {pool['max']}"
+        ready = f"{pool['ready']} of {pool['workers']}"
+        used = _kv_used(_of_pool(role, seen))
+        yield role, ready, pool["wanted"], limits, pool["running"], pool["waiting"], _percent(used)
+
+
+def _attainment(minute: Sketch, target: TargetRecord) -> dict[str, object]:
+    reached = minute.quantile(target.percentile / 100)
+    return {
+        "target_ms": round(target.target_s * 1e3, 3),
+        "percentile": target.percentile,
+        "reached_ms": None if reached is None else round(reached * 1e3, 3),
+        "within": minute.share_within(target.target_s),
+        "count": minute.count,
+    }
+
+
+def _target_row(name: str, minute: Sketch, target: TargetRecord) -> tuple[object, ...]:
+    aim = f"p{target.percentile:g} {milliseconds(target.target_s)}"
+    reached = milliseconds(minute.quantile(target.percentile / 100))
+    return name, aim, reached, _percent(minute.share_within(target.target_s)), minute.count
+
+
+def _queue_line(seen: Observation) -> str:
+    gateway = seen.seen_by_gateway
+    waiting = "an unknown number" if gateway.waiting is None else gateway.waiting
+    running = "an unknown number" if gateway.running is None else gateway.running
+    cached = _cached_share(seen)
+    share = "not known yet" if cached is None else f"{_percent(cached)} of prompt tokens"
+    return f"gateway: {running} running, {waiting} waiting; cached: {share}"
+
+
+def _cached_share(seen: Observation) -> float | None:
+    cache = seen.seen_by_gateway.cache
+    return None if cache is None or not cache.prompt_tokens else cache.cached_tokens / cache.prompt_tokens
+
+
+def _worker(process: ProcessRecord, state: ObservedWorker | None, seen: Observation) -> dict[str, object]:
+    return {
+        "name": process.name,
+        "role": process.role,
+        "phase": process.phase if process.silent_since_s is None else "silent",
+        "link": _link(process, seen),
+        "running": None if state is None else state.running,
+        "waiting": None if state is None else state.waiting,
+        "kv_used": _kv_used([(process, state)]),
+    }
+
+
+def _worker_row(process: ProcessRecord, state: ObservedWorker | None, seen: Observation) -> tuple[object, ...]:
+    running, waiting = (None, None) if state is None else (state.running, state.waiting)
+    used = _percent(_kv_used([(process, state)]))
+    phase = phase_text(process, state is not None)
+    return process.name, process.role, phase, _link(process, seen), running, waiting, used
+
+
+def _link(process: ProcessRecord, seen: Observation) -> str | None:
+    return None if process.address is None else seen.seen_by_gateway.links.get(process.address)
+
+
+def _kv_used(pairs: Sequence[Pair]) -> float | None:
+    """The share of KV blocks that sequences hold; None: no worker answers."""
+    states = [state for _, state in pairs if state is not None]
+    total = sum(state.blocks_total for state in states)
+    return sum(state.blocks_total - state.blocks_free for state in states) / total if total else None
+
+
+def _sum(values: Iterator[int | None]) -> int | None:
+    """The sum of what is known; None: nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _share_of(part: int, whole: int | None) -> float | None:
+    return part / whole if whole else None
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.1f} %"
+
+
+def _name(tenant: str) -> str:
+    return tenant or "(no key)"

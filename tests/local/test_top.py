@@ -1,0 +1,136 @@
+"""`baton top`: the page of a moment, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import msgspec
+
+from baton_local.commands.top import as_json, as_text, limited_by, page
+from baton_local.fleet.observation import (
+    GatewayState,
+    Link,
+    Observation,
+    ObservedCacheUse,
+    ObservedTenant,
+    ObservedWorker,
+    Transfer,
+)
+from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
+from baton_wire.sketch import Sketch
+
+GATEWAY = ProcessRecord("chat-gateway", "gateway", "ready", "-g", 1, 10, "127.0.0.1", 8000, 9000)
+PREFILL = ProcessRecord("chat-prefill-a-0", "prefill", "ready", "f-a", 1, 11, "127.0.0.1", 8001)
+DECODE = ProcessRecord("chat-decode-b-0", "decode", "ready", "f-b", 2, 12, "127.0.0.1", 8002, pair_port=8003)
+RECORD = RunRecord(
+    name="chat",
+    namespace="default",
+    pid=9,
+    endpoint="http://127.0.0.1:8000",
+    served_name="tiny",
+    ready=True,
+    decision="hold",
+    reasons={"prefill": "prefill 1: no request seen yet", "decode": "decode 1: it is at its maximum of 1"},
+    limits={"prefill": (1, 1), "decode": (1, 3)},
+    wanted={"prefill": 1, "decode": 2},
+    ttft=TargetRecord(0.5, 95),
+    tpot=TargetRecord(0.025, 95),
+    processes=(GATEWAY, PREFILL, DECODE),
+)
+LINK = Link("127.0.0.1:8003", "tcp", 3e8)
+SENT = ObservedWorker(64, 60, 1000, 0, 2, Transfer("tcp", 2, 4500, 0, (LINK,)))
+RECEIVED = ObservedWorker(64, 32, 1000, 5, 1, Transfer("tcp", 2, 0, 4500))
+TENANTS = (ObservedTenant("batch", 6, 3), ObservedTenant("", 2, 0))
+
+
+def sketch(*milliseconds: float) -> Sketch:
+    whole = Sketch()
+    for value in milliseconds:
+        whole.add(value / 1e3)
+    return whole
+
+
+SEEN = Observation(
+    RECORD,
+    ((PREFILL, SENT), (DECODE, RECEIVED)),
+    GATEWAY,
+    GatewayState(
+        {"127.0.0.1:8001": "live"},
+        ttft_minute=sketch(100, 200, 300, 900),
+        tpot_minute=sketch(10, 12),
+        cache=ObservedCacheUse(1000, 630, 900, {}),
+        running=8,
+        waiting=0,
+        tenants=TENANTS,
+    ),
+)
+
+
+def seen_with(**changes: object) -> Observation:
+    return replace(SEEN, seen_by_gateway=replace(SEEN.seen_by_gateway, **changes))  # type: ignore[arg-type]
+
+
+def test_the_page_answers_what_limits_why_this_size_and_who_fills_it() -> None:
+    text = as_text(SEEN)
+    assert "limited by: prefill: TTFT p95 " in text
+    assert "decode 1: it is at its maximum of 1" in text
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip() and line[0] != " "}
+    assert rows["decode"] == ["decode", "1", "of", "1", "2", "1", "to", "3", "5", "1", "50.0", "%"]
+    assert rows["TTFT"][-3:] == ["75.0", "%", "4"]
+    assert rows["TPOT"][-3:] == ["100.0", "%", "2"]
+    assert rows["batch"] == ["batch", "75.0", "%", "6", "3"]
+    assert rows["(no"][:3] == ["(no", "key)", "25.0"]
+    assert rows["chat-prefill-a-0"][3] == "live"
+    assert "gateway: 8 running, 0 waiting; cached: 63.0 % of prompt tokens" in text
+    assert "chat-prefill-a-0 → chat-decode-b-0" in text
+
+
+def test_programs_get_the_same_figures() -> None:
+    data = json.loads(page(SEEN, "json", is_live=False))
+    assert data["slo"]["ttft"] | {"reached_ms": None} == {
+        "target_ms": 500.0, "percentile": 95, "reached_ms": None, "within": 0.75, "count": 4,
+    }  # fmt: skip
+    assert data["queue"] == {"gateway": 0, "workers": 3}
+    assert data["pools"]["decode"] == {
+        "workers": 1, "ready": 1, "wanted": 2, "min": 1, "max": 3, "running": 5, "waiting": 1, "kv_used": 0.5,
+        "reason": "decode 1: it is at its maximum of 1",
+    }  # fmt: skip
+    assert data["tenants"][0] == {"name": "batch", "running": 6, "waiting": 3, "share": 0.75}
+    assert data["links"] == [{"worker": "chat-prefill-a-0", **msgspec.structs.asdict(LINK)}]
+    assert data["cached_share"] == 0.63
+    assert "\n" not in page(SEEN, "json", is_live=True), "one object a line"
+
+
+def test_each_missed_target_names_its_pool() -> None:
+    assert limited_by(seen_with(ttft_minute=sketch(100), tpot_minute=sketch(10))) is None
+    slow = limited_by(seen_with(ttft_minute=sketch(100), tpot_minute=sketch(40)))
+    assert slow is not None
+    assert slow.startswith("decode (1 of 2 workers ready): TPOT p95 ")
+    assert slow.endswith("target 25.0 ms")
+    queued = limited_by(seen_with(waiting=7, tpot_minute=Sketch()))
+    assert queued is not None
+    assert queued.startswith("the gateway's queue (7 waiting): TTFT")
+    assert limited_by(seen_with(ttft_minute=Sketch(), tpot_minute=Sketch())) is None
+
+
+def test_what_is_not_known_is_null_and_no_zero() -> None:
+    silent = Observation(RECORD, ((PREFILL, None), (DECODE, None)), GATEWAY, GatewayState())
+    data = as_json(silent)
+    assert data["queue"] == {"gateway": None, "workers": None}
+    assert (data["running"], data["cached_share"], data["limited_by"], data["tenants"]) == (None, None, None, [])
+    slo, pools = data["slo"], data["pools"]
+    assert isinstance(slo, dict)
+    assert isinstance(pools, dict)
+    assert (slo["ttft"]["within"], slo["ttft"]["reached_ms"], pools["decode"]["kv_used"]) == (None, None, None)
+    text = as_text(silent)
+    assert "gateway: an unknown number running, an unknown number waiting; cached: not known yet" in text
+    assert "silent" in text
+
+
+def test_a_pool_that_sizing_finds_large_enough_is_not_blamed_for_its_size() -> None:
+    why = "decode 1: TPOT p95 40 ms misses the target: by its step times 1 keeps it: look for another cause"
+    record = msgspec.structs.replace(RECORD, wanted={"decode": 1}, reasons={"decode": why})
+    slow = limited_by(replace(seen_with(ttft_minute=Sketch(), tpot_minute=sketch(40)), record=record))
+    assert slow is not None
+    assert slow.startswith("decode (its size would do: are the machines busy with something else?): TPOT p95 ")
