@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "logs": _logs,
         "down": _down,
         "validate": _validate,
+        "key": _key,
         "batch": _batch,
         "simulate": _simulate,
         "plan": _plan,
@@ -89,6 +90,12 @@ def _completion(options: argparse.Namespace) -> int:
 
     print(shtab.complete(command_line(HEAVY_COMMANDS), options.shell))
     return 0
+
+
+def _key(options: argparse.Namespace) -> int:
+    from baton_local.commands.make_key import run_key
+
+    return run_key(options.expires)
 
 
 def _batch(options: argparse.Namespace) -> int:

@@ -76,7 +76,7 @@ class Remaining:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class LimitUse:
     """What a tenant did with one limit since the last report."""
 
     tenant: str
@@ -180,9 +180,9 @@ class TenantMeters:
 
     # Shares of other processes ----------------------------------------------------------------------------------------
 
-    def usage(self, now: float, most: int) -> list[Usage]:
+    def usage(self, now: float, most: int) -> list[LimitUse]:
         """What was wanted since the last call, of at most `most` limits; those that are left out come next time."""
-        used: list[Usage] = []
+        used: list[LimitUse] = []
         for name, meter in self._meters.items():
             for measure, gauge in meter.gauges.items():
                 if not gauge.wanted and not gauge.spent:
@@ -192,7 +192,7 @@ class TenantMeters:
                 bucket = gauge.bucket
                 bucket.refill(now)
                 used.append(
-                    Usage(name, measure, int(bucket.per_minute), gauge.spent, max(0.0, gauge.wanted), bucket.level)
+                    LimitUse(name, measure, int(bucket.per_minute), gauge.spent, max(0.0, gauge.wanted), bucket.level)
                 )
                 gauge.spent = gauge.wanted = 0.0
         return used

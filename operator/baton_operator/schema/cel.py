@@ -328,13 +328,14 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             ".replicas",
         ),
         Rule(
-            "!(self.openAccess && has(self.apiKeys))",
-            "must be false while apiKeys is given",
+            "!(self.openAccess && (has(self.apiKeys) || self.tenants))",
+            "must be false while apiKeys is given or tenants is true",
             ".openAccess",
         ),
         Rule(
-            "self.openAccess || has(self.apiKeys) || (self.service.type == 'ClusterIP' && !has(self.route))",
-            "a gateway that can be reached from outside needs apiKeys, or openAccess: true to let anybody ask",
+            "self.openAccess || has(self.apiKeys) || self.tenants || "
+            "(self.service.type == 'ClusterIP' && !has(self.route))",
+            "a gateway that can be reached from outside needs apiKeys, tenants or openAccess: true (anybody may ask)",
         ),
     ),
     DeploymentSpec: (
