@@ -81,7 +81,6 @@ def tenant_row(tenant: LLMTenant) -> TenantRow:
         tuple(TenantKey(key.sha256, None if key.expires is None else seconds_of(key.expires)) for key in spec.api_keys),
         spec.weight,
         tuple(spec.models),
-        tuple(spec.priorities),
         TenantLimits(
             limits.requests_per_minute,
             limits.input_tokens_per_minute,

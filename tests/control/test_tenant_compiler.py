@@ -65,8 +65,6 @@ def test_a_tenant_of_another_namespace_is_refused() -> None:
         ({"limits": {"maxContextTokens": 1 << 30}}, "spec.limits.maxContextTokens"),
         ({"limits": {"tokensPerMinute": 5}}, "spec.limits.tokensPerMinute"),
         ({"models": ["m", "m"]}, "spec.models"),
-        ({"priorities": []}, "spec.priorities"),
-        ({"priorities": ["Urgent"]}, "spec.priorities[0]"),
         ({"promptCache": "Everybody"}, "spec.promptCache"),
     ],
 )

@@ -22,7 +22,6 @@ from baton_wire.tenant_table import (
     MAX_MODELS,
     MAX_PER_MINUTE,
     MAX_WEIGHT,
-    PriorityClass,
 )
 
 TENANT_KIND = "LLMTenant"
@@ -94,10 +93,6 @@ class TenantSpec(Model):
     """Share of the workers under load, relative to other tenants."""
     models: Annotated[tuple[ServedName, ...], Field(max_length=MAX_MODELS, strict=False)] = ()
     """Served names of the models that it may ask. Empty: all."""
-    priorities: Annotated[
-        tuple[Annotated[PriorityClass, Field(strict=False)], ...], Field(max_length=len(PriorityClass), strict=False)
-    ] = (PriorityClass.STANDARD,)
-    """Priority classes of its requests, the default first. `Batch` fills what others leave."""
     prompt_cache: Annotated[PromptCache, Field(strict=False)] = PromptCache.OWN
     """`Shared`: cached prefixes are shared with other such tenants, which can then learn of equal prompts."""
     limits: TenantLimitSpec = TenantLimitSpec()
@@ -107,12 +102,9 @@ class TenantSpec(Model):
         for field, values in (
             ("apiKeys", [key.sha256 for key in self.api_keys]),
             ("models", list(self.models)),
-            ("priorities", list(self.priorities)),
         ):
             if len(set(values)) < len(values):
                 raise broken_rule(field, "not allowed: entries must differ")
-        if not self.priorities:
-            raise broken_rule("priorities", "not allowed: must have at least one class")
         return self
 
 
