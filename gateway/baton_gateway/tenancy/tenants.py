@@ -27,7 +27,7 @@ FileVersion = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class TakenName:
+class TenantConflict:
     """An LLMTenant that cannot be used here, because a key file has the same."""
 
     tenant: str
@@ -104,14 +104,14 @@ class Tenants:
         """The LLMTenant of this name; None: there is none that may be used."""
         return None if name in self._file_names else self._by_name.get(name)
 
-    def conflicts(self) -> tuple[TakenName, ...]:
+    def conflicts(self) -> tuple[TenantConflict, ...]:
         """The LLMTenants that a key file keeps from being used."""
         if self._files is None:
             return ()
-        both = [TakenName(name, "metadata.name") for name in sorted(self._file_names & self._by_name.keys())]
+        both = [TenantConflict(name, "metadata.name") for name in sorted(self._file_names & self._by_name.keys())]
         taken = self._files.by_digest.keys() & self._by_digest.keys()
         keys = {self._by_digest[digest].tenant.name for digest in taken}
-        return (*both, *(TakenName(name, "spec.apiKeys") for name in sorted(keys - self._file_names)))
+        return (*both, *(TenantConflict(name, "spec.apiKeys") for name in sorted(keys - self._file_names)))
 
     # The table --------------------------------------------------------------------------------------------------------
 

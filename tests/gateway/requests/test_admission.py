@@ -195,6 +195,18 @@ def test_a_queue_full_of_one_tenants_requests_has_room_for_another() -> None:
     assert admission.select_evictions(Tenant("c", max_queued=1), 1) != []
 
 
+def test_a_tenant_with_little_running_begins_more_although_another_fills_the_room() -> None:
+    admission = Admission(AdmissionLimits(max_running=64))
+    tickets(admission, A, 100)
+    assert admission.num_running == 64
+    begun = [admission.offer(B, 1, 0) for _ in range(6)]
+    verdicts = [None if isinstance(verdict, Problem) else verdict[1] for verdict in begun]
+    assert verdicts == 4 * [Verdict.ADMITTED] + 2 * [Verdict.QUEUED], "as many as it leaves of the spare part"
+    assert admission.num_running == 68
+    tickets(admission, Tenant("heavy", weight=4.0), 9)
+    assert admission.num_running == 71, "its weight counts, and an eighth more is the most"
+
+
 def test_who_is_over_its_own_quota_takes_nobodys_place() -> None:
     admission = Admission(AdmissionLimits(max_running=1, max_queued=4))
     small = Tenant("small", max_queued=1)

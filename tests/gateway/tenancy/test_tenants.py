@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.tenancy.tenants import SHARED_SALT, TakenName, Tenants
+from baton_gateway.tenancy.tenants import SHARED_SALT, TenantConflict, Tenants
 from baton_wire.tenant_table import TenantKey, TenantLimits, TenantRow, TenantShard, encode_shard, shard_of
 
 
@@ -89,7 +89,7 @@ def test_key_files_work_unchanged_and_keep_their_names_and_keys(tmp_path: Path) 
     tenants = Tenants(keys, table)
     names = [name_of(tenants, key) for key in ("key-in-file", "key-of-file", "key-in-table", "key-of-third", "key-n")]
     assert names == ["both", "file", None, "third", "new"]
-    assert tenants.conflicts() == (TakenName("both", "metadata.name"), TakenName("third", "spec.apiKeys"))
+    assert tenants.conflicts() == (TenantConflict("both", "metadata.name"), TenantConflict("third", "spec.apiKeys"))
     assert tenants.named("both") is None
     keys.write_text("file: key-of-file\n")
     tenants.refresh()
