@@ -32,6 +32,10 @@ BENCHES = {
         "bench.serving.tenants_overload",
         "many tenants at three times too much, and one at its worst, on virtual time: goodput, bytes, honest refusals",
     ),
+    "many_tenants": (
+        "bench.serving.many_tenants",
+        "10,000 tenants: who may ask and what is left, memory, an edit of all of them",
+    ),
     "goodput": ("bench.serving.goodput", "two GPUs under open load: what keeps TTFT and TPOT targets, by mode"),
     "goodput_beside": ("bench.serving.goodput_beside", "another server's replicas under the same loads and clients"),
     "goodput_plot": ("bench.serving.goodput_plot", "the plot of a `goodput` run, and where `auto` is not the envelope"),

@@ -56,6 +56,8 @@ class Site:
     """Path of the certificate that `gateway.tls` names; None: the site has no Secrets."""
     api_keys_path: str | None = None
     """Path of the clients' API keys; None: the gateway needs none."""
+    tenants_path: str | None = None
+    """Folder with the compiled table of LLMTenants, for a deployment with `gateway.tenants`."""
     operator_url: str | None = None
     """URL for the gateways' telemetry, without the `/{namespace}/{name}` of the deployment; None: none is sent."""
     paced_path: str | None = None
@@ -139,6 +141,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         *_operator(deployment, site),
         *_tls(deployment, site),
         *_api_keys(deployment, site),
+        *_tenants(deployment, site),
         *((f"--allowed-origins={','.join(spec.gateway.allowed_origins)}",) if spec.gateway.allowed_origins else ()),
         *_drain(site),
     )
@@ -289,6 +292,14 @@ def _api_keys(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
     if deployment.spec.gateway.api_keys is not None:
         raise UnsupportedError("spec.gateway.apiKeys", "there are no Secrets without a cluster: use --api-key-file")
     return ()
+
+
+def _tenants(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
+    if not deployment.spec.gateway.tenants:
+        return ()
+    if site.tenants_path is None:
+        raise UnsupportedError("spec.gateway.tenants", "true is not allowed: no LLMTenants are known here")
+    return (f"--tenants={site.tenants_path}",)
 
 
 def _drain(site: Site, own_s: float | None = None) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from baton_gateway.requests.admission import Admission, AdmissionLimits
 from baton_gateway.requests.live_request import RelayRules
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request_events import LifeRules
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.wait_prediction import WaitRules
 from baton_gateway.settings import Settings, SettingsError, config_hash
 from baton_gateway.tenancy.tenant_meters import TenantMeters
@@ -45,7 +46,16 @@ from baton_wire.listening.bounded_server import BoundedServer
 from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap
 from baton_wire.liveness import LivenessConfig
-from baton_wire.messages.operator_link import MAX_CONFIG_BYTES, FlipOrder, GatewayHello, Summary
+from baton_wire.messages.operator_link import (
+    MAX_CONFIG_BYTES,
+    MAX_LIMITS,
+    FlipOrder,
+    GatewayHello,
+    LimitMeasure,
+    LimitOrder,
+    LimitUse,
+    Summary,
+)
 from baton_wire.messages.values import Address, Role
 from baton_wire.rules.prompt_placement import LatencyTargets
 
@@ -188,6 +198,8 @@ class GatewayServer:
                 await asyncio.sleep(0)
             self._refresh_certificate()
             self._refresh_settings()
+            if self.operator_link is not None and not self.operator_link.is_linked:
+                self._renew(self.tenants.lift_empty_slots())
             await asyncio.sleep(1.0)
 
     async def _watch_helpers(self) -> None:
@@ -225,7 +237,7 @@ class GatewayServer:
         if config_hash(settings) == config_hash(self._settings):
             return
         self._settings = settings
-        self.tenants.set_share(settings.limit_share)
+        self._renew(self.tenants.set_share(settings.limit_share))
         self.meters.set_default_share(settings.limit_share, asyncio.get_running_loop().time())
         self.relay.reconfigure(_rules(settings))
         self._admission.reconfigure(_limits(settings))
@@ -236,12 +248,42 @@ class GatewayServer:
         settings = self._settings
         if settings.operator is None:
             return None
-        sources = OperatorSources(self._summary, lambda: self.relay.num_parked, self._model_config, self._flip)
+        sources = OperatorSources(
+            self._summary,
+            lambda: self.relay.num_parked,
+            self._model_config,
+            self._flip,
+            self.tenants.take_content,
+            self._limit_uses,
+            self._take_shares,
+        )
         hello = GatewayHello(settings.name, settings.processes)
         altered = self.metrics.altered_frames["operator"]
         link = OperatorLink(settings.operator, keys, self.epoch, hello, sources, altered)
         self.relay.on_parked, self.relay.on_workers_changed = link.wake, link.report_now
         return link
+
+    def _limit_uses(self) -> tuple[LimitUse, ...]:
+        uses = self.meters.usage(asyncio.get_running_loop().time(), MAX_LIMITS)
+        return (*uses, *self._admission.sequence_uses(MAX_LIMITS - len(uses)))
+
+    def _take_shares(self, order: LimitOrder) -> None:
+        """Apply this process's parts of tenants' limits."""
+        now = asyncio.get_running_loop().time()
+        self.meters.set_default_share(1 / order.processes, now)
+        self._renew(self.tenants.set_share(1 / order.processes))
+        slots: dict[str, int] = {}
+        for change in order.shares:
+            if change.measure is LimitMeasure.CONCURRENT:
+                slots[change.tenant] = int(change.share)
+            else:
+                self.meters.apply(change, now)
+        self._renew(self.tenants.set_slots(slots))
+
+    def _renew(self, tenants: Iterable[Tenant]) -> None:
+        """More or fewer sequences of these tenants may run from now on."""
+        for tenant in tenants:
+            self.relay.update_tenant(tenant)
 
     def _flip(self, order: FlipOrder) -> None:
         """Pass the order on to the worker, which ignores a late one. Orders are repeated until they are carried out."""

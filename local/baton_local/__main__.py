@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "down": _down,
         "doctor": _doctor,
         "validate": _validate,
+        "key": _key,
         "batch": _batch,
         "simulate": _simulate,
         "plan": _plan,
@@ -91,6 +92,12 @@ def _completion(options: argparse.Namespace) -> int:
 
     print(shtab.complete(command_line(HEAVY_COMMANDS), options.shell))
     return 0
+
+
+def _key(options: argparse.Namespace) -> int:
+    from baton_local.commands.make_key import run_key
+
+    return run_key(options.expires)
 
 
 def _batch(options: argparse.Namespace) -> int:

@@ -29,6 +29,18 @@ def integer(low: int, high: int) -> type[int]:
     return parse  # type: ignore[return-value]  # argparse takes any callable, its stubs any type
 
 
+def utc_time(text: str) -> str:
+    """An argument's type: a time in UTC."""
+    from baton_control.spec.tenant_fields import seconds_of
+
+    try:
+        seconds_of(text)
+    except ValueError:
+        message = f"{text!r} is not allowed: must be a time in UTC such as 2027-01-31T00:00:00Z"
+        raise argparse.ArgumentTypeError(message) from None
+    return text
+
+
 def device(text: str) -> Device:
     """An argument's type: `cpu` or `cuda`."""
     from baton_control.worker_specs import Device

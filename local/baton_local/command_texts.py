@@ -51,9 +51,14 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "baton doctor --cluster --namespace team-a",
     ),
     "validate": (
-        "Checks LLMDeployments and LLMPools with the operator's parser, without a cluster, and reports all errors at "
+        "Checks LLMDeployments and LLMTenants with the operator's parser, without a cluster, and reports all errors at "
         "once. Exit status 1 means that a manifest is refused.",
         "baton validate deploy/*.yaml --pod-policy values.yaml",
+    ),
+    "key": (
+        "Makes a random API key for a tenant and prints it once, with its digest and the line for the LLMTenant. "
+        "Nothing keeps the key.",
+        "baton key --expires 2027-06-30T00:00:00Z",
     ),
     "batch": (
         "Answers a file of requests with one engine in this process, for throughput. The same command resumes a run.",

@@ -7,7 +7,18 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from baton_local.argument_types import DTYPES, device, dtype, integer, size, some_seconds, time_or, volume, workers
+from baton_local.argument_types import (
+    DTYPES,
+    device,
+    dtype,
+    integer,
+    size,
+    some_seconds,
+    time_or,
+    utc_time,
+    volume,
+    workers,
+)
 from baton_local.command_parser import CommandParser, add_renamed, apply_renamed
 from baton_local.command_texts import ALIASES, TEXTS
 from baton_local.shared_options import KEY_VARIABLE, add_fetch_options
@@ -297,6 +308,12 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--expires", type=utc_time, metavar="TIME", help="when gateways refuse the key, such as 2027-01-31T00:00:00Z"
+    )
+
+
 def _add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "process",
@@ -374,6 +391,7 @@ COMMANDS: Mapping[str, tuple[str, AddOptions]] = {
     "down": ("stop a running deployment", _add_down),
     "doctor": ("find what keeps this machine or a cluster from serving", _add_doctor),
     "validate": ("check manifests before you apply them to a cluster", _add_validate),
+    "key": ("make an API key of a tenant, and its digest", _add_key),
     "batch": ("answer a file of requests with one engine, without serving", _add_batch),
     "simulate": ("replay a load under a scaling policy in the simulator", _add_simulate),
     "plan": ("estimate what a model can do on an accelerator", _add_plan),

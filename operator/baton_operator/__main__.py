@@ -126,6 +126,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _unchang
             measured=SizingMetrics(metrics.REGISTRY),
             claims=claims,
             reads_nodes=True,
+            push_tenants=links.server.set_tenants,
             now=session.clock.now,
             pace=Pace(workers=settings.workers, resync_s=settings.resync_s),
         )

@@ -22,13 +22,15 @@ from baton_operator import metrics
 from baton_operator.kube.cache import Cache
 from baton_operator.kube.claims import Claims
 from baton_operator.kube.custom_resources import CustomResources
-from baton_operator.kube.informer import RELIST_S, WATCH_S, Informer, Turns
+from baton_operator.kube.informer import RELIST_S, WATCH_S, Informer, Store, Turns
 from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, OWNED
 from baton_operator.kube.kube_api import KubeApi, KubeError, Resource, TooManyRequests
 from baton_operator.kube.nodes import Nodes
+from baton_operator.kube.object_fields import mapping
 from baton_operator.kube.reach import Scope
 from baton_operator.kube.work_queue import WorkQueue
 from baton_operator.passes.reconcile import Installation, Reconciler
+from baton_operator.passes.tenant_passes import Push, TenantPasses
 from baton_operator.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class Runtime:
         measured: SizingMetrics | None = None,
         claims: Claims | None = None,
         reads_nodes: bool = False,
+        push_tenants: Push | None = None,
         pace: Pace = Pace(),
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
         rng: random.Random | None = None,
@@ -70,6 +73,11 @@ class Runtime:
         self._api, self._custom, self._installation = api, custom, installation
         self._pace, self._claims = pace, claims
         self.nodes = Nodes(self.offer_all) if reads_nodes else None
+        self.tenants: TenantPasses | None = None
+        """None: LLMTenants are left alone."""
+        if push_tenants is not None:
+            self.tenants = TenantPasses(api, push_tenants, now, self._may_compile)
+            custom.listeners.append(self._deployment_changed)
         if claims is not None:
             claims.on_change = self._claim_changed
         self._sizing, self._telemetry, self._measured, self._now = sizing, telemetry, measured, now
@@ -118,6 +126,10 @@ class Runtime:
                 tasks.create_task(informer.run())
             if self.nodes is not None:
                 tasks.create_task(self._nodes_informer(self.nodes).run())
+            if self.tenants is not None:
+                for scope in scopes:
+                    tasks.create_task(self._own_informer(self.tenants.store, scope).run())
+                tasks.create_task(self.tenants.run())
             tasks.create_task(self._dispatch(tasks, reconciler))
             tasks.create_task(self._resync())
             if self._claims is not None:
@@ -206,10 +218,26 @@ class Runtime:
 
     def _nodes_informer(self, nodes: Nodes) -> Informer:
         """The informer of nodes, for the whole cluster. Without the right to read nodes, `nodes` stays unknown."""
+        return self._own_informer(nodes, None)
+
+    def _own_informer(self, store: Store, scope: Scope) -> Informer:
+        """The informer of a kind that no pass over a deployment waits for."""
         pace = self._pace
         return Informer(
-            self._api, nodes, None, relist_s=pace.relist_s, watch_s=pace.watch_s, rng=self._rng, is_optional=True
+            self._api, store, scope, relist_s=pace.relist_s, watch_s=pace.watch_s, rng=self._rng, is_optional=True
         )
+
+    async def _may_compile(self, namespace: str) -> bool:
+        """Return whether this operator is the one that works on a namespace."""
+        if not self.reach.is_known(namespace):
+            return False
+        return self._claims is None or not await self._claims.other(namespace)
+
+    def _deployment_changed(self, key: Key) -> None:
+        """Compile the tenants of a namespace whose gateways let them in."""
+        live = self.caches[DEPLOYMENTS].get(*key)
+        if self.tenants is not None and mapping(mapping((live or {}).get("spec")).get("gateway")).get("tenants"):
+            self.tenants.offer_user(key.namespace)
 
     async def _dispatch(self, tasks: asyncio.TaskGroup, reconciler: Reconciler) -> None:
         """Start a pass whenever a key is due and a slot is free."""

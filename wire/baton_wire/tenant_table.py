@@ -7,18 +7,17 @@ empty. Keys are in it as SHA-256 digests alone.
 
 from __future__ import annotations
 
-import enum
 import zlib
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from baton_wire.messages.operator_link import MAX_SHARD_BYTES as MAX_SHARD_BYTES
 from baton_wire.messages.values import MAX_CONTEXT_TOKENS, Digest
 
 NUM_SHARDS = 16
 """Fixed, because Pods mount every shard by name."""
-MAX_SHARD_BYTES = 512 << 10
 MAX_NAME_CHARS = 63
 MAX_KEYS = 8
 MAX_MODELS = 64
@@ -29,14 +28,6 @@ MAX_CONCURRENT = 1_000_000
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 PerMinute = Annotated[int, Meta(ge=1, le=MAX_PER_MINUTE)]
-
-
-class PriorityClass(enum.StrEnum):
-    """The classes of requests, the most urgent first."""
-
-    HIGH = "High"
-    STANDARD = "Standard"
-    BATCH = "Batch"
 
 
 class TenantKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -70,8 +61,6 @@ class TenantRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1
     models: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=253)], ...], Meta(max_length=MAX_MODELS)] = ()
     """Served names that it may ask; empty: all."""
-    priorities: Annotated[tuple[PriorityClass, ...], Meta(max_length=len(PriorityClass))] = (PriorityClass.STANDARD,)
-    """The classes that its requests may have. The first one counts where a request names none, or another one."""
     limits: TenantLimits = NO_LIMITS
     shares_prefixes: bool = False
     """True: its cached prefixes are shared with other tenants that say so."""

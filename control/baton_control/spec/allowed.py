@@ -16,9 +16,9 @@ from baton_control.spec.quantities import Quantity
 from baton_control.spec.resource_quantities import Allowed
 
 
-def allowed_at(location: tuple[int | str, ...]) -> str:
-    """The allowed values at a place in an LLMDeployment, in words that fit after "must be"."""
-    annotation: object = LLMDeployment
+def allowed_at(location: tuple[int | str, ...], root: type[Model] = LLMDeployment) -> str:
+    """The allowed values at a place in an object, in words that fit after "must be"."""
+    annotation: object = root
     metadata: tuple[object, ...] = ()
     key: object = str
     for part in location:
@@ -30,15 +30,15 @@ def allowed_at(location: tuple[int | str, ...]) -> str:
     return describe(annotation, metadata)
 
 
-def known_at(location: tuple[int | str, ...]) -> str:
-    """The fields that an LLMDeployment may have at a place."""
-    model = model_at(location)
+def known_at(location: tuple[int | str, ...], root: type[Model] = LLMDeployment) -> str:
+    """The fields that an object may have at a place."""
+    model = model_at(location, root)
     return ", ".join(fields_of(model)) if model else "none"
 
 
-def model_at(location: tuple[int | str, ...]) -> type[Model] | None:
-    """The API model at a place of an LLMDeployment; None: there is no mapping of fixed fields."""
-    annotation: object = LLMDeployment
+def model_at(location: tuple[int | str, ...], root: type[Model] = LLMDeployment) -> type[Model] | None:
+    """The API model at a place of an object; None: there is no mapping of fixed fields."""
+    annotation: object = root
     for part in location:
         annotation, _ = _inside(annotation, part)
     return model_of(annotation)

@@ -184,8 +184,10 @@ class GatewaySpec(Model):
     """HTTPRoute of the Gateway API. Unset: none."""
     api_keys: ApiKeysSpec | None = None
     """API keys that clients must send. Unset: Pods of the same namespace need none, others have no access."""
+    tenants: bool = False
+    """Lets in the LLMTenants of the namespace, besides `apiKeys`. No other client has access then."""
     open_access: bool = False
-    """Gives every client that reaches the gateway access without a key. Only without `apiKeys`."""
+    """Gives every client that reaches the gateway access without a key. Not with `apiKeys` or `tenants`."""
     allowed_origins: Annotated[tuple[Origin, ...], Field(max_length=16, strict=False)] = ()
     """Origins of web pages that may call the API (CORS), such as https://chat.example; * allows all. Empty: none."""
     unknown_fields: Annotated[UnknownFieldsPolicy, Field(strict=False)] = UnknownFieldsPolicy.REFUSE
@@ -210,14 +212,21 @@ class GatewaySpec(Model):
     def _outsiders_have_a_key(self) -> GatewaySpec:
         if self.open_access and self.api_keys is not None:
             raise broken_rule("openAccess", "true is not allowed: must be false while apiKeys is given")
-        if self.open_access or self.api_keys is not None:
+        if self.open_access and self.tenants:
+            raise broken_rule("openAccess", "true is not allowed: must be false while tenants is true")
+        if self.open_access or self.has_identities:
             return self
-        needed = "needs gateway.apiKeys, or gateway.openAccess: true to give every client access"
+        needed = "needs gateway.apiKeys, gateway.tenants, or gateway.openAccess: true to give every client access"
         if self.service.type is not ServiceType.CLUSTER_IP:
             raise broken_rule("service.type", f"{self.service.type} is not allowed: {needed}")
         if self.route is not None:
             raise broken_rule("route", f"not allowed: {needed}")
         return self
+
+    @property
+    def has_identities(self) -> bool:
+        """True if clients need a key or another identity."""
+        return self.api_keys is not None or self.tenants
 
     def replicas_at(self, ready: int) -> int:
         """Number of Pods that have to report, while `ready` of them are Ready."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sized
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -18,7 +19,9 @@ from pydantic_core import ErrorDetails
 from baton_control.errors import FieldProblem, ManifestError, shown
 from baton_control.spec.allowed import allowed_at, known_at, model_at
 from baton_control.spec.api import LLMDeployment
+from baton_control.spec.base_model import Model
 from baton_control.spec.foreign_fields import explain_foreign
+from baton_control.spec.tenant_fields import TENANT_KIND, LLMTenant
 from baton_wire.suggestions import suggestion
 
 MAX_FILE_BYTES = 256 << 10
@@ -30,6 +33,7 @@ MAX_CHECKED = 256
 """Documents of one file that are checked at once."""
 
 Location = tuple[int | str, ...]
+Kind = TypeVar("Kind", LLMDeployment, LLMTenant)
 
 
 class _Loader(yaml.SafeLoader):
@@ -67,8 +71,15 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_manifest(path: Path) -> LLMDeployment:
-    """The LLMDeployment in a file. Raises ManifestError, which names the file where no field can be named."""
+    """The LLMDeployment in a file, which may have LLMTenants too. Raises ManifestError, which names the file where no
+    field can be named."""
     return parse_manifest(read_text(path), str(path))
+
+
+def read_tenants(path: Path) -> tuple[LLMTenant, ...]:
+    """The LLMTenants in the file of an LLMDeployment. Raises ManifestError."""
+    documents = [document for document in parse_documents(read_text(path), str(path)) if _is_tenant(document)]
+    return tuple(parse_tenant(document) for document in documents)
 
 
 def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
@@ -105,7 +116,8 @@ def parse_documents(text: str, name: str) -> list[object]:
 
 
 def parse_manifest(text: str, name: str = "manifest") -> LLMDeployment:
-    """The one LLMDeployment in a YAML text, parsed strictly. Raises ManifestError, whose messages call the text `name`.
+    """The one LLMDeployment in a YAML text, parsed strictly. LLMTenants are left out. Raises ManifestError, whose
+    messages call the text `name`.
 
     >>> deployment = parse_manifest('''
     ... apiVersion: baton.dev/v1alpha1
@@ -125,30 +137,59 @@ def parse_manifest(text: str, name: str = "manifest") -> LLMDeployment:
     if not documents:
         raise ManifestError((FieldProblem(name, "is empty: must hold one LLMDeployment"),))
     if len(documents) != 1:
-        raise ManifestError((FieldProblem(name, "must hold exactly one document, has more"),))
+        raise ManifestError((FieldProblem(name, "must hold exactly one LLMDeployment, has more"),))
     return parse_object(documents[0])
 
 
 def _documents(text: str) -> list[object]:
-    """The documents that are not empty: none, one, or two for any larger number. The rest is not read."""
+    """The documents that are neither empty nor LLMTenants: none, one, or two for any larger number, and the rest is not
+    read."""
     documents: list[object] = []
+    other = 0
     for number, document in enumerate(yaml.load_all(text, Loader=_Loader), 1):
+        if _is_tenant(document):
+            if number > MAX_CHECKED:
+                raise ValueError(f"more than {MAX_CHECKED} documents")
+            continue
+        other += 1
         documents += [] if document is None else [document]
-        if len(documents) > 1 or number > MAX_DOCUMENTS:
+        if len(documents) > 1 or other > MAX_DOCUMENTS:
             return (documents * 2)[:2] or [None, None]
     return documents
 
 
+def _is_tenant(document: object) -> bool:
+    return isinstance(document, dict) and document.get("kind") == TENANT_KIND
+
+
 def parse_object(raw: object) -> LLMDeployment:
     """The LLMDeployment in plain data, parsed strictly. Raises ManifestError with every problem."""
+    return _parse(LLMDeployment, raw)
+
+
+def parse_tenant(raw: object) -> LLMTenant:
+    """The LLMTenant in plain data, parsed strictly. Raises ManifestError with every problem."""
+    return _parse(LLMTenant, raw)
+
+
+def _parse(kind: type[Kind], raw: object) -> Kind:
     try:
-        return LLMDeployment.model_validate(raw)
+        return kind.model_validate(raw)
     except ValidationError as error:
-        raise ManifestError(_problems(error)) from error
+        raise ManifestError(_problems(error, kind)) from error
 
 
 def parse_live(raw: Mapping[str, object]) -> tuple[LLMDeployment, tuple[str, ...]]:
     """A live object's LLMDeployment without its unknown fields, and the paths of those. Raises ManifestError."""
+    return _parse_live(LLMDeployment, raw)
+
+
+def parse_live_tenant(raw: Mapping[str, object]) -> tuple[LLMTenant, tuple[str, ...]]:
+    """The same for an LLMTenant."""
+    return _parse_live(LLMTenant, raw)
+
+
+def _parse_live(kind: type[Kind], raw: Mapping[str, object]) -> tuple[Kind, tuple[str, ...]]:
     fields = {key: raw[key] for key in ("apiVersion", "kind", "spec") if key in raw}
     metadata = raw.get("metadata")
     names = ("name", "namespace", "labels", "annotations")
@@ -156,13 +197,13 @@ def parse_live(raw: Mapping[str, object]) -> tuple[LLMDeployment, tuple[str, ...
         {key: metadata[key] for key in names if key in metadata} if isinstance(metadata, Mapping) else metadata
     )
     try:
-        return LLMDeployment.model_validate(fields), ()
+        return kind.model_validate(fields), ()
     except ValidationError as error:
         unknown = [detail["loc"] for detail in error.errors() if detail["type"] == "extra_forbidden"]
     known = fields
     for location in unknown:
         known = _without(known, location)
-    return parse_object(known), tuple(_path(location) for location in unknown)
+    return _parse(kind, known), tuple(_path(location) for location in unknown)
 
 
 def _without(value: object, location: Location) -> dict[str, object]:
@@ -181,8 +222,8 @@ def _without(value: object, location: Location) -> dict[str, object]:
     return copy
 
 
-def _problems(error: ValidationError) -> tuple[FieldProblem, ...]:
-    return tuple(_problem(detail) for detail in error.errors(include_url=False) if not _is_echo(detail))
+def _problems(error: ValidationError, kind: type[Model]) -> tuple[FieldProblem, ...]:
+    return tuple(_problem(detail, kind) for detail in error.errors(include_url=False) if not _is_echo(detail))
 
 
 def _is_echo(detail: ErrorDetails) -> bool:
@@ -191,13 +232,13 @@ def _is_echo(detail: ErrorDetails) -> bool:
     return detail["type"] == "too_short" and isinstance(given, Sized) and len(given) >= detail["ctx"]["min_length"]
 
 
-def _problem(detail: ErrorDetails) -> FieldProblem:
+def _problem(detail: ErrorDetails, root: type[Model]) -> FieldProblem:
     location, kind, value = detail["loc"], detail["type"], detail["input"]
     if kind == "rule":
         return FieldProblem(_path((*location, detail["ctx"]["field"])), detail["msg"])
-    allowed = allowed_at(location)
+    allowed = allowed_at(location, root)
     if kind == "extra_forbidden":
-        return FieldProblem(_path(location), _unknown(location))
+        return FieldProblem(_path(location), _unknown(location, root))
     if kind == "missing":
         return FieldProblem(_path(location), f"is missing: must be {allowed}")
     hint = " (quote it: YAML reads a bare On, Off, Yes or No as true or false)" if isinstance(value, bool) else ""
@@ -205,10 +246,10 @@ def _problem(detail: ErrorDetails) -> FieldProblem:
     return FieldProblem(_path(location), f"{shown(value)} is not allowed: must be {allowed}{hint}")
 
 
-def _unknown(location: Location) -> str:
+def _unknown(location: Location, root: type[Model]) -> str:
     """An unknown field in words, with what another system's field is called here, or what was probably meant."""
-    known, name = known_at(location[:-1]), str(location[-1])
-    if foreign := explain_foreign(model_at(location[:-1]), name):
+    known, name = known_at(location[:-1], root), str(location[-1])
+    if foreign := explain_foreign(model_at(location[:-1], root), name):
         return foreign
     return f"unknown field{suggestion(name, known.split(', '))}; known here: {known}"
 

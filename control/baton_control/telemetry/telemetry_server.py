@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from aiohttp import WSMsgType, web
 
 from baton_control.names import Key
+from baton_control.telemetry.limit_shares import LimitShares
 from baton_control.telemetry.store import TelemetryStore
 from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError, VersionError
 from baton_wire.handshake import HANDSHAKE_S, KeySource, LinkRole, Party, accept_handshake
@@ -31,14 +32,19 @@ from baton_wire.messages.flood import Flood
 from baton_wire.messages.measures import WorkerCondition
 from baton_wire.messages.operator_link import (
     CLOSE_S,
+    MAX_LIMITS,
     MAX_UP_BYTES,
     SILENCE,
     FlipOrder,
     GatewayHello,
     Heartbeat,
+    LimitOrder,
+    LimitReport,
+    LimitShare,
     ModelConfigFile,
     Standby,
     Summary,
+    TenantTable,
     ToOperator,
     Wake,
 )
@@ -46,12 +52,15 @@ from baton_wire.messages.values import Address
 from baton_wire.reset import reset
 from baton_wire.session import MAX_SIGNED_BYTES, AlteredFrames, SignedFrames
 from baton_wire.silence import bounded_silence
+from baton_wire.tenant_table import TenantShard, encode_shard
 
 log = logging.getLogger(__name__)
 
 PATH = "/gateways/{namespace}/{name}"
 _PATH = re.compile("/gateways/(?P<namespace>[^/]+)/(?P<name>[^/]+)")
 HEARTBEAT_S = 1.0
+DIVIDE_S = 0.9
+"""Least time between two divisions of a deployment's limits; processes report once a second."""
 MAX_HOST_CHARS = 253
 MAX_LINKS = 1_024
 """Gateway processes of one deployment that have proven its key; more are refused."""
@@ -109,6 +118,12 @@ class TelemetryServer:
         self._orders: dict[Key, tuple[FlipOrder, ...]] = {}
         self._ordered: dict[Key, asyncio.Event] = {}
         """Set and replaced when the orders change."""
+        self._tables: dict[str, dict[int, TenantShard]] = {}
+        """The compiled tenants of each namespace, by place."""
+        self._shares: dict[Key, LimitShares] = {}
+        self._divided_s: dict[Key, float] = {}
+        self._limit_orders: dict[Key, dict[bytes, list[LimitShare]]] = {}
+        """Orders that are still to be sent, by process."""
 
     def store(self, key: Key) -> TelemetryStore:
         """The telemetry of a deployment; empty until a gateway reports."""
@@ -120,11 +135,22 @@ class TelemetryServer:
             self._orders[key] = flips
             self._ordered.pop(key, asyncio.Event()).set()
 
+    def set_tenants(self, namespace: str, shards: Mapping[int, TenantShard]) -> None:
+        """Send the shards that are new to all gateways of a namespace, now and when one links."""
+        if self._tables.get(namespace, {}) == shards:
+            return
+        self._tables[namespace] = dict(shards)
+        for key in [key for key in self._links if key.namespace == namespace]:
+            self._ordered.pop(key, asyncio.Event()).set()
+
     def forget(self, key: Key) -> None:
         """Forget a deployment that is gone."""
         self._stores.pop(key, None)
         self._orders.pop(key, None)
         self._ordered.pop(key, None)
+        self._shares.pop(key, None)
+        self._divided_s.pop(key, None)
+        self._limit_orders.pop(key, None)
 
     @contextlib.asynccontextmanager
     async def serving(self, listening: socket.socket, pages: Mapping[str, Handle] | None = None) -> AsyncIterator[None]:
@@ -213,13 +239,18 @@ class TelemetryServer:
         store = self.store(key)
         store.linked(epoch, hello, self._clock())
         log.info("gateway %s of %s is linked", hello.gateway, key)
-        beating = asyncio.create_task(self._beat(key, frames))
+        self._shares.setdefault(key, LimitShares()).join(epoch)
+        self._ordered.pop(key, asyncio.Event()).set()  # each process has a smaller part now
+        beating = asyncio.create_task(self._beat(key, epoch, frames))
         try:
             await self._read(key, store, epoch, frames)
         finally:
             log.info("a link of gateway %s of %s has ended", hello.gateway, key)
             if self._leave(key, epoch, transport):
                 store.gone(epoch, self._clock())
+                if (shares := self._shares.get(key)) is not None:
+                    shares.leave(epoch)
+                self._limit_orders.get(key, {}).pop(epoch, None)
                 self._on_wake(key)  # the routable workers are unknown now
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
@@ -273,12 +304,46 @@ class TelemetryServer:
                         self._on_wake(key)
                     case ModelConfigFile(content):
                         store.model_config = content
+                    case LimitReport():
+                        self._divide_limits(key, epoch, message)
 
-    async def _beat(self, key: Key, frames: SignedFrames) -> None:
+    def _divide_limits(self, key: Key, epoch: bytes, report: LimitReport) -> None:
+        """Take a report, and divide the deployment's limits anew once a second."""
+        shares, now = self._shares.get(key), self._clock()
+        if shares is None:
+            return
+        shares.report(epoch, report.uses, report.order, now)
+        if now - self._divided_s.get(key, -DIVIDE_S) < DIVIDE_S:
+            return
+        self._divided_s[key] = now
+        if orders := shares.divide(now):
+            waiting = self._limit_orders.setdefault(key, {})
+            for process, changes in orders.items():
+                waiting.setdefault(process, []).extend(changes)
+            self._ordered.pop(key, asyncio.Event()).set()
+
+    async def _send_limits(self, key: Key, epoch: bytes, frames: SignedFrames, told: int) -> int:
+        """Send what a process does not know of its parts; returns the number of processes that it knows of now."""
+        shares = self._shares.get(key)
+        changes = self._limit_orders.get(key, {}).pop(epoch, [])
+        if shares is None or (not changes and shares.num_processes == told):
+            return told
+        number, processes = shares.number(epoch), shares.num_processes
+        while len(changes) > MAX_LIMITS:
+            await frames.send(encode(LimitOrder(max(0, number - 1), processes, tuple(changes[:MAX_LIMITS]))))
+            changes = changes[MAX_LIMITS:]
+        await frames.send(encode(LimitOrder(number, processes, tuple(changes))))
+        return processes
+
+    async def _beat(self, key: Key, epoch: bytes, frames: SignedFrames) -> None:
         """Send heartbeats with the current orders, or the holder of the Lease while this process is a standby."""
+        sent: dict[int, int] = {}
+        told = 0
         while True:
             changed = self._ordered.setdefault(key, asyncio.Event())
             is_standby, holder = self._standby()
+            await self._send_tenants(key, frames, sent)
+            told = await self._send_limits(key, epoch, frames, told)
             for order in () if is_standby else self._orders.get(key, ()):
                 await self._order(key, frames, order)
             with contextlib.suppress(TimeoutError):
@@ -286,6 +351,13 @@ class TelemetryServer:
                     await changed.wait()
                 continue
             await frames.send(encode(Standby(holder) if is_standby else Heartbeat()))
+
+    async def _send_tenants(self, key: Key, frames: SignedFrames, sent: dict[int, int]) -> None:
+        """Send the shards that this link has not got. `sent`: their generations by place."""
+        for place, shard in list(self._tables.get(key.namespace, {}).items()):
+            if sent.get(place, 0) < shard.generation:
+                await frames.send(encode(TenantTable(encode_shard(shard))))
+                sent[place] = shard.generation
 
     async def _order(self, key: Key, frames: SignedFrames, order: FlipOrder) -> None:
         try:

@@ -15,7 +15,8 @@ from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.wait_prediction import Work
-from baton_gateway.tenancy.tenant_meters import NOTHING, Charge, Cost, Measure, OverLimit, Remaining, TenantMeters
+from baton_gateway.tenancy.tenant_meters import NOTHING, Charge, Cost, OverLimit, Remaining, TenantMeters
+from baton_wire.messages.operator_link import LimitMeasure
 
 MOST_RETRY_S = 60
 
@@ -77,12 +78,12 @@ def over_limit(refusal: OverLimit) -> Problem:
     return replace(errors.rate_limited(refusal.measure, refusal.limit), retry_after_s=retry_after_s)
 
 
-def limit_headers(remaining: Mapping[Measure, Remaining]) -> dict[str, str]:
+def limit_headers(remaining: Mapping[LimitMeasure, Remaining]) -> dict[str, str]:
     """The headers of every answer. Where input and output have limits, `tokens` is the one of which less is left."""
     headers: dict[str, str] = {}
-    tokens = [remaining[measure] for measure in (Measure.INPUT, Measure.OUTPUT) if measure in remaining]
+    tokens = [remaining[measure] for measure in (LimitMeasure.INPUT, LimitMeasure.OUTPUT) if measure in remaining]
     scarcest = min(tokens, key=lambda left: left.remaining / left.limit, default=None)
-    for name, left in (("requests", remaining.get(Measure.REQUESTS)), ("tokens", scarcest)):
+    for name, left in (("requests", remaining.get(LimitMeasure.REQUESTS)), ("tokens", scarcest)):
         if left is not None:
             headers |= {
                 f"x-ratelimit-limit-{name}": str(left.limit),

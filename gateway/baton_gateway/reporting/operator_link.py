@@ -28,9 +28,13 @@ from baton_wire.messages.operator_link import (
     FlipOrder,
     GatewayHello,
     Heartbeat,
+    LimitOrder,
+    LimitReport,
+    LimitUse,
     ModelConfigFile,
     Standby,
     Summary,
+    TenantTable,
     ToGateway,
     Wake,
 )
@@ -71,6 +75,12 @@ class OperatorSources:
     """None: no worker is linked."""
     flip: Callable[[FlipOrder], None] = lambda order: None
     """Called with an order for a worker."""
+    take_shard: Callable[[bytes], None] = lambda content: None
+    """Called with a shard of the table of tenants."""
+    limit_uses: Callable[[], tuple[LimitUse, ...]] = tuple
+    """What tenants used of their limits since the last call."""
+    take_shares: Callable[[LimitOrder], None] = lambda order: None
+    """Called with this process's parts of limits."""
 
 
 class OperatorLink:
@@ -94,6 +104,8 @@ class OperatorLink:
         self._is_due_now = False
         self._holder: str | None = None
         self._sent_config: bytes | None = None
+        self._order = 0
+        """The last LimitOrder of the present link that was carried out."""
         self.is_linked = False
 
     def wake(self) -> None:
@@ -136,7 +148,7 @@ class OperatorLink:
                 setup.reschedule(None)
                 frames = SignedFrames(socket.send_bytes, lambda: _frame(socket), proven, MAX_DOWN_BYTES)
                 await self._send(frames, self._hello)
-                self.is_linked, self._sent_config = True, None
+                self.is_linked, self._sent_config, self._order = True, None, 0
                 _log.info("linked to %s", url)
                 reporting = asyncio.create_task(self._report(frames))
                 try:
@@ -163,6 +175,11 @@ class OperatorLink:
                         return
                     case FlipOrder():
                         self._sources.flip(message)
+                    case TenantTable(content):
+                        self._sources.take_shard(content)
+                    case LimitOrder(number):
+                        self._sources.take_shares(message)
+                        self._order = number
         reporting.result()
 
     def _take_standby(self, message: Standby) -> None:
@@ -195,7 +212,8 @@ class OperatorLink:
                 async with asyncio.timeout(self._times.heartbeat_s):
                     await self._waking.wait()
             except TimeoutError:
-                await self._send(frames, Heartbeat())
+                uses = self._sources.limit_uses()
+                await self._send(frames, LimitReport(self._order, uses) if uses else Heartbeat())
                 continue
             self._waking.clear()
             if self._is_due_now:

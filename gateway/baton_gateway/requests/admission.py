@@ -24,6 +24,7 @@ from baton_gateway import errors
 from baton_gateway.errors import Problem
 from baton_gateway.requests.fair_eviction import RoomClaim, TenantUsage, select_evictions
 from baton_gateway.requests.tenant import Tenant
+from baton_wire.messages.operator_link import LimitMeasure, LimitUse
 
 SPARE = 8
 """1/SPARE of `max_running` is allowed on top, less what the tenant has running for its weight."""
@@ -75,7 +76,7 @@ class _TenantQueue:
 
     def may_run(self, sequences: int) -> bool:
         limit = self.tenant.max_running
-        return limit is None or not self.running or self.running + sequences <= limit
+        return limit is None or (limit > 0 and not self.running) or self.running + sequences <= limit
 
     @property
     def load(self) -> float:
@@ -87,7 +88,7 @@ class _TenantQueue:
         limit = self.tenant.max_running
         if limit is None:
             return None
-        if not self.running:
+        if limit and not self.running:
             return max(limit, self.first().at_once if self.waiting else 0)
         return max(0, limit - self.running)
 
@@ -117,6 +118,21 @@ class Admission:
     def reconfigure(self, limits: AdmissionLimits) -> None:
         """Apply other limits; requests that are in already stay."""
         self._limits = limits
+
+    def update_tenant(self, tenant: Tenant) -> list[int]:
+        """Apply another quota to a tenant with requests here. Returns the tickets whose turn it now is."""
+        if (queue := self._queues.get(tenant.name)) is None:
+            return []
+        queue.tenant = tenant
+        return self._start_waiting()
+
+    def sequence_uses(self, most: int) -> Iterator[LimitUse]:
+        """The sequences of tenants that have a limit of them over all processes, of at most `most` tenants."""
+        limited = (queue for queue in self._queues.values() if queue.tenant.limits.max_concurrent is not None)
+        for queue in itertools.islice(limited, most):
+            limit = queue.tenant.limits.max_concurrent or 0
+            wanted = queue.running + queue.queued
+            yield LimitUse(queue.tenant.name, LimitMeasure.CONCURRENT, limit, wanted, queue.running)
 
     @property
     def num_running(self) -> int:
@@ -185,7 +201,7 @@ class Admission:
             or (not queue.waiting and queue.may_run(at_once))
         ):
             return 0.0
-        return max(0.0, (queue.running + queue.queued + at_once - limit) / limit)
+        return max(0.0, (queue.running + queue.queued + at_once - limit) / max(1, limit))
 
     def startable(self, tenant: str) -> float:
         """The share of a tenant's queue that its quota lets begin now: the rest waits for its own sequences."""
@@ -260,7 +276,7 @@ class Admission:
         ahead = sum(min(other.queued, own * other.tenant.weight / tenant.weight) for other in self._queues.values())
         ahead /= limit
         if tenant.max_running is not None:
-            ahead = max(ahead, own / tenant.max_running)
+            ahead = max(ahead, own / max(1, tenant.max_running))
         return 1 + min(30, int(4 * ahead))
 
     def _count(self, queue: _TenantQueue, sequences: int, effort: int) -> None:

@@ -180,6 +180,10 @@ class Relay:
         """The expected work of the request's first prompt."""
         return self._loads.expected(request)
 
+    def update_tenant(self, tenant: Tenant) -> None:
+        """Let requests of a tenant begin for which it has room by now."""
+        self._admit(self._admission.update_tenant(tenant))
+
     def _evict(self, live: LiveRequest) -> None:
         """Refuse a queued request, so that a tenant with less in the queue finds room."""
         self._feed(live, Refused(errors.queue_full(self._admission.retry_after_s(live.tenant))))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from baton_wire.tenant_table import NO_LIMITS, PriorityClass, TenantLimits
+from baton_wire.tenant_table import NO_LIMITS, TenantLimits
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Digest = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern="^[0-9a-f]+$")]
@@ -43,8 +43,6 @@ class Tenant(msgspec.Struct, frozen=True):
     """Limits over all processes."""
     models: tuple[str, ...] = ()
     """Served names that it may ask; empty: all."""
-    priorities: tuple[PriorityClass, ...] = ()
-    """Classes that its requests may have, the default first; empty: all, and `Standard` by default."""
 
     def may_ask(self, model: str) -> bool:
         """Return whether the tenant may ask for a served model."""

@@ -6,32 +6,30 @@ without a request and with full buckets has no meter, so memory follows the tena
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.tenancy.token_bucket import TokenBucket
+from baton_wire.messages.operator_link import LimitMeasure, LimitShare, LimitUse
 from baton_wire.tenant_table import TenantLimits
 
+RATES = (LimitMeasure.REQUESTS, LimitMeasure.INPUT, LimitMeasure.OUTPUT)
+"""The limits by the minute."""
 
-class Measure(enum.StrEnum):
-    """What is limited by the minute, named after the field of an LLMTenant."""
 
-    REQUESTS = "requestsPerMinute"
-    INPUT = "inputTokensPerMinute"
-    OUTPUT = "outputTokensPerMinute"
-
-    def limit(self, limits: TenantLimits) -> int | None:
-        """The tenant's limit; None: it has none."""
-        match self:
-            case Measure.REQUESTS:
-                return limits.requests_per_minute
-            case Measure.INPUT:
-                return limits.input_tokens_per_minute
-            case Measure.OUTPUT:
-                return limits.output_tokens_per_minute
+def limit_of(measure: LimitMeasure, limits: TenantLimits) -> int | None:
+    """A tenant's limit; None: it has none."""
+    match measure:
+        case LimitMeasure.REQUESTS:
+            return limits.requests_per_minute
+        case LimitMeasure.INPUT:
+            return limits.input_tokens_per_minute
+        case LimitMeasure.OUTPUT:
+            return limits.output_tokens_per_minute
+        case LimitMeasure.CONCURRENT:
+            return limits.max_concurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +40,16 @@ class Cost:
     input_tokens: float
     output_tokens: float
 
-    def of(self, measure: Measure) -> float:
+    def of(self, measure: LimitMeasure) -> float:
         match measure:
-            case Measure.REQUESTS:
+            case LimitMeasure.REQUESTS:
                 return self.requests
-            case Measure.INPUT:
+            case LimitMeasure.INPUT:
                 return self.input_tokens
-            case Measure.OUTPUT:
+            case LimitMeasure.OUTPUT:
                 return self.output_tokens
+            case LimitMeasure.CONCURRENT:
+                return 0.0
 
 
 NOTHING = Cost(0, 0, 0)
@@ -59,7 +59,7 @@ NOTHING = Cost(0, 0, 0)
 class OverLimit:
     """The limit that refuses a request."""
 
-    measure: Measure
+    measure: LimitMeasure
     limit: int
     retry_after_s: float
 
@@ -75,30 +75,6 @@ class Remaining:
     """Seconds until the whole limit is there again."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeterUsage:
-    """What a tenant did with one limit since the last report."""
-
-    tenant: str
-    measure: Measure
-    per_minute: int
-    spent: float
-    wanted: float
-    """What was spent or refused."""
-    level: float
-
-
-@dataclass(frozen=True, slots=True)
-class ShareChange:
-    """A new share of one limit of a tenant."""
-
-    tenant: str
-    measure: Measure
-    share: float
-    moved: float
-    """Tokens that come from other processes; negative: they go there."""
-
-
 @dataclass(slots=True)
 class _Gauge:
     bucket: TokenBucket
@@ -108,7 +84,7 @@ class _Gauge:
 
 @dataclass(slots=True)
 class _Meter:
-    gauges: dict[Measure, _Gauge] = field(default_factory=dict)
+    gauges: dict[LimitMeasure, _Gauge] = field(default_factory=dict)
     open_charges: int = 0
 
 
@@ -120,6 +96,7 @@ class Charge:
     cost: Cost
 
 
+SAME_SHARE = 1e-9
 SWEPT_AT_ONCE = 4
 """Meters that each arrival looks at, so that idle ones go without a pass over all of them."""
 
@@ -130,7 +107,7 @@ class TenantMeters:
     def __init__(self, share: float = 1.0) -> None:
         self._share = share
         self._meters: dict[str, _Meter] = {}
-        self._shares: dict[tuple[str, Measure], float] = {}
+        self._shares: dict[tuple[str, LimitMeasure], float] = {}
         """Shares that differ from `share`. They stay while a tenant is idle, until the operator forgets them."""
         self._sweep: Iterator[str] = iter(())
 
@@ -171,7 +148,7 @@ class TenantMeters:
             gauge.spent += more
             gauge.wanted += more
 
-    def remaining(self, tenant: Tenant, now: float) -> Mapping[Measure, Remaining]:
+    def remaining(self, tenant: Tenant, now: float) -> Mapping[LimitMeasure, Remaining]:
         """What is left of each limit that the tenant has."""
         meter = self._meter(tenant, now)
         if meter is None:
@@ -180,9 +157,9 @@ class TenantMeters:
 
     # Shares of other processes ----------------------------------------------------------------------------------------
 
-    def usage(self, now: float, most: int) -> list[MeterUsage]:
+    def usage(self, now: float, most: int) -> list[LimitUse]:
         """What was wanted since the last call, of at most `most` limits; those that are left out come next time."""
-        used: list[MeterUsage] = []
+        used: list[LimitUse] = []
         for name, meter in self._meters.items():
             for measure, gauge in meter.gauges.items():
                 if not gauge.wanted and not gauge.spent:
@@ -191,15 +168,16 @@ class TenantMeters:
                     return used
                 bucket = gauge.bucket
                 bucket.refill(now)
-                used.append(
-                    MeterUsage(name, measure, int(bucket.per_minute), gauge.spent, max(0.0, gauge.wanted), bucket.level)
-                )
+                used.append(LimitUse(name, measure, bucket.per_minute, max(0.0, gauge.wanted), bucket.level))
                 gauge.spent = gauge.wanted = 0.0
         return used
 
-    def apply(self, change: ShareChange, now: float) -> None:
+    def apply(self, change: LimitShare, now: float) -> None:
         """Apply a share that the operator gives."""
-        self._shares[change.tenant, change.measure] = change.share
+        if abs(change.share - self._share) < SAME_SHARE:
+            self._shares.pop((change.tenant, change.measure), None)
+        else:
+            self._shares[change.tenant, change.measure] = change.share
         meter = self._meters.get(change.tenant)
         if meter is not None and (gauge := meter.gauges.get(change.measure)) is not None:
             gauge.bucket.refill(now)
@@ -220,12 +198,12 @@ class TenantMeters:
     def forget_tenant(self, name: str) -> None:
         """A tenant is gone."""
         self._meters.pop(name, None)
-        for measure in Measure:
+        for measure in RATES:
             self._shares.pop((name, measure), None)
 
     def _meter(self, tenant: Tenant, now: float) -> _Meter | None:
         """The tenant's meter, refilled and with its present limits; None: it has no limit by the minute."""
-        limits = {measure: limit for measure in Measure if (limit := measure.limit(tenant.limits)) is not None}
+        limits = {measure: limit for measure in RATES if (limit := limit_of(measure, tenant.limits)) is not None}
         if not limits:
             if tenant.name in self._meters:
                 self.forget_tenant(tenant.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,6 +143,15 @@ class Tenants:
                 _log.error("tenants stay as they were: %s: %s", path, error)
             yield path.name
 
+    def take_content(self, content: bytes) -> None:
+        """Take an encoded shard that the operator pushes. Without a folder for the table no LLMTenant is let in."""
+        if self._folder is None:
+            return
+        try:
+            self.apply(decode_shard(content))
+        except ValueError as error:
+            _log.error("tenants stay as they were: a shard of the operator: %s", error)
+
     def apply(self, shard: TenantShard) -> bool:
         """Take a shard unless this process has it, or a newer one; returns whether it was taken."""
         former = self._shards[shard.place]
@@ -161,20 +170,23 @@ class Tenants:
             self._slots.pop(name, None)
         return True
 
-    def set_slots(self, slots: Mapping[str, int]) -> None:
-        """Set how many concurrent sequences this process may have of these tenants."""
+    def set_slots(self, slots: Mapping[str, int]) -> list[Tenant]:
+        """Set how many concurrent sequences this process may have of these tenants; returns them as they are now."""
         self._slots |= {name: count for name, count in slots.items() if name in self._by_name}
-        for name in slots:
-            self._renew(name)
+        return self._renew(slots)
 
-    def set_share(self, share: float) -> None:
-        """Set the part of concurrent sequences that this process may have of tenants without `set_slots`."""
+    def lift_empty_slots(self) -> list[Tenant]:
+        """Let each tenant run a sequence here while no operator divides them; returns the tenants that could not."""
+        return self.set_slots({name: 1 for name, count in self._slots.items() if not count})
+
+    def set_share(self, share: float) -> list[Tenant]:
+        """Set the part of concurrent sequences that this process may have of tenants without `set_slots`; returns those
+        that have such a limit."""
         if share == self._share:
-            return
+            return []
         self._share = share
-        for name, tenant in list(self._by_name.items()):
-            if tenant.limits.max_concurrent is not None and name not in self._slots:
-                self._renew(name)
+        limited = (name for name, tenant in self._by_name.items() if tenant.limits.max_concurrent is not None)
+        return self._renew([name for name in limited if name not in self._slots])
 
     def _remove(self, shard: TenantShard) -> None:
         for row in shard.tenants:
@@ -185,23 +197,27 @@ class Tenants:
                 if known is not None and known.tenant.name == row.name:
                     del self._by_digest[key.sha256]
 
-    def _renew(self, name: str) -> None:
-        """Apply another number of concurrent sequences to a tenant."""
-        tenant, row = self._by_name.get(name), self._rows.get(name)
-        if tenant is None or row is None:
-            return
-        renewed = self._by_name[name] = self._tenant(row)
-        for key in row.keys:
-            known = self._by_digest.get(key.sha256)
-            if known is not None and known.tenant is tenant:
-                self._by_digest[key.sha256] = _KnownKey(renewed, key.expires_s)
+    def _renew(self, names: Iterable[str]) -> list[Tenant]:
+        """Apply another number of concurrent sequences to tenants; returns those that are known."""
+        renewed = []
+        for name in names:
+            former, row = self._by_name.get(name), self._rows.get(name)
+            if former is None or row is None:
+                continue
+            tenant = self._by_name[name] = self._tenant(row)
+            renewed.append(tenant)
+            for key in row.keys:
+                known = self._by_digest.get(key.sha256)
+                if known is not None and known.tenant is former:
+                    self._by_digest[key.sha256] = _KnownKey(tenant, key.expires_s)
+        return renewed
 
     def _tenant(self, row: TenantRow) -> Tenant:
         slots = row.limits.max_concurrent
         if slots is not None:
             slots = self._slots.get(row.name, max(1, int(slots * self._share)))
         salt = SHARED_SALT if row.shares_prefixes else row.name
-        return Tenant(row.name, salt, float(row.weight), slots, None, row.limits, row.models, row.priorities)
+        return Tenant(row.name, salt, float(row.weight), slots, None, row.limits, row.models)
 
     def _names_in_files(self) -> frozenset[str]:
         return frozenset() if self._files is None else frozenset(t.name for t in self._files.by_digest.values())

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,9 +18,10 @@ from pathlib import Path
 
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.gateway_fields import UnknownFieldsPolicy
-from baton_control.spec.manifest import read_manifest
+from baton_control.spec.manifest import read_manifest, read_tenants
 from baton_control.worker_specs import Device
 from baton_gateway.parent_death import die_with_parent
+from baton_local.errors import StartError
 from baton_local.fetching.default_deployment import as_yaml
 from baton_local.fetching.local_model import (
     LocalDeployment,
@@ -35,9 +37,11 @@ from baton_local.fleet.gpu_room import check_gpus, free_by_id, gpu_need, read_gp
 from baton_local.fleet.host import RANDOM, check_model, devices, gpu_ids, reserve_port
 from baton_local.fleet.local_runtime import LocalRuntime, RunPlan
 from baton_local.fleet.local_site import LOOPBACK, local_site
+from baton_local.fleet.local_tenants import LocalTenants
 from baton_local.fleet.memory_check import address_space_limit, check_memory, free_memory, memory_need
 from baton_local.fleet.processes import ChildProcesses
 from baton_local.fleet.run_dir import (
+    RunDir,
     base_directory,
     claimed,
     directory_name,
@@ -82,7 +86,11 @@ def run_up(options: UpOptions) -> int:
     """Run a deployment until a signal; returns the exit status. Raises LocalError, OperatorError or BadMessageError."""
     die_with_parent(signal.SIGTERM)
     written = None if options.manifest is None else read_manifest(options.manifest)
-    keys = client_keys(options.keys, os.environ, written is not None and written.spec.gateway.open_access, options.host)
+    gateway = None if written is None else written.spec.gateway
+    needs_no_key = gateway is not None and (gateway.open_access or gateway.tenants)
+    keys = client_keys(options.keys, os.environ, needs_no_key, options.host)
+    if options.keys.is_open and gateway is not None and gateway.tenants:
+        raise StartError("--open: not allowed while spec.gateway.tenants is true")
     os.environ.pop(KEY_VARIABLE, None)  # or every child would inherit it
     with reserve_port(options.host, options.port) as reserved:
         return _run_on(reserved.getsockname()[1], options, written, keys)
@@ -118,10 +126,29 @@ def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: 
         site = local_site(run, model, chosen, link.getsockname()[1], emulation, longest_s)
         keys_path = keys.place(run)
         site = replace(site, api_keys_path=None if keys_path is None else str(keys_path))
+        tenants = _tenants(options.manifest, deployment, run)
+        if tenants is not None:
+            site = replace(site, tenants_path=str(run.tenants))
         fleet = plan_fleet(deployment, site)
         with ChildProcesses() as processes:
-            plan = RunPlan(run, fleet, options.host, port, gpus, patience, emulation, site.api_keys_path)
+            plan = RunPlan(run, fleet, options.host, port, gpus, patience, emulation, site.api_keys_path, tenants)
             return asyncio.run(LocalRuntime(plan, processes, link).serve())
+
+
+def _tenants(manifest: Path | None, deployment: LLMDeployment, run: RunDir) -> LocalTenants | None:
+    """The table of LLMTenants; None: the deployment lets none in. Raises ManifestError, OSError."""
+    if manifest is None:
+        return None
+    if deployment.spec.gateway.tenants:
+        return LocalTenants(manifest, run.tenants, deployment.metadata.namespace, say)
+    if read_tenants(manifest):
+        say("note: the LLMTenants have no effect: spec.gateway.tenants is false")
+    return None
+
+
+def say(text: str) -> None:
+    """Write a line to standard error."""
+    print(f"baton: {text}", file=sys.stderr, flush=True)
 
 
 def _fit_gpus(

@@ -11,7 +11,15 @@ import msgspec
 
 from baton_control.errors import FieldProblem, ManifestError, NotAllowedError, shown
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
-from baton_control.spec.manifest import MAX_FILE_BYTES, decode_text, parse_documents, parse_object, read_text
+from baton_control.spec.manifest import (
+    MAX_FILE_BYTES,
+    decode_text,
+    parse_documents,
+    parse_object,
+    parse_tenant,
+    read_text,
+)
+from baton_control.spec.tenant_fields import TENANT_KIND
 from baton_local.errors import StartError
 from baton_operator.objects.pod_policy import PodPolicy
 
@@ -34,6 +42,8 @@ class Checked:
     notes: tuple[str, ...] = ()
     valid: int = 0
     """Valid LLMDeployments."""
+    tenants: int = 0
+    """Valid LLMTenants."""
 
 
 def run_validate(files: Sequence[str], pod_policy: Path | None) -> int:
@@ -46,14 +56,20 @@ def run_validate(files: Sequence[str], pod_policy: Path | None) -> int:
         for note in outcome.notes:
             print(f"baton: note: {note}", file=sys.stderr)
     faults, valid = sum(len(outcome.problems) for outcome in outcomes), sum(outcome.valid for outcome in outcomes)
+    tenants = sum(outcome.tenants for outcome in outcomes)
     if faults:
         print(f"baton: {faults} {'fault' if faults == 1 else 'faults'}", file=sys.stderr)
         return 1
-    if not valid:
+    if not valid and not tenants:
         print(f"baton: no {KIND} in {', '.join(files)}", file=sys.stderr)
         return 1
-    print(f"{valid} {KIND}{'' if valid == 1 else 's'} valid")
+    counts = [f"{count} {kind}{'' if count == 1 else 's'}" for count, kind in _counts(valid, tenants)]
+    print(f"{', '.join(counts)} valid")
     return 0
+
+
+def _counts(deployments: int, tenants: int) -> list[tuple[int, str]]:
+    return [pair for pair in ((deployments, KIND), (tenants, TENANT_KIND)) if pair[0]]
 
 
 def _text(file: str) -> tuple[str | ManifestError, str]:
@@ -76,7 +92,7 @@ def check_text(text: str | ManifestError, name: str, policy: PodPolicy | None) -
         return Checked(tuple(str(problem) for problem in error.problems))
     problems: list[str] = []
     notes: list[str] = []
-    valid = 0
+    valid = tenants = 0
     for number, document in enumerate(documents, 1):
         place = name if len(documents) == 1 else f"{name}, document {number}"
         if (other := _other_kind(document)) is not None:
@@ -84,8 +100,14 @@ def check_text(text: str | ManifestError, name: str, policy: PodPolicy | None) -
             continue
         faults = list(_faults(document, policy))
         problems += [f"{place}: {fault}" for fault in faults]
-        valid += not faults
-    return Checked(tuple(problems), tuple(notes), valid)
+        is_tenant = _is_tenant(document)
+        valid += not faults and not is_tenant
+        tenants += not faults and is_tenant
+    return Checked(tuple(problems), tuple(notes), valid, tenants)
+
+
+def _is_tenant(document: object) -> bool:
+    return isinstance(document, dict) and document.get("kind") == TENANT_KIND
 
 
 def _other_kind(document: object) -> str | None:
@@ -102,6 +124,9 @@ def _other_kind(document: object) -> str | None:
 
 def _faults(document: object, policy: PodPolicy | None) -> Iterator[FieldProblem]:
     try:
+        if _is_tenant(document):
+            parse_tenant(document)
+            return
         deployment: LLMDeployment = parse_object(document)
         if policy is not None:
             policy.check(deployment)

@@ -30,6 +30,7 @@ from baton_local.fleet.emulation import Emulation
 from baton_local.fleet.flipping import FlipsUnderWay, slots_to_flip
 from baton_local.fleet.health_polls import HealthPolls
 from baton_local.fleet.local_site import LOOPBACK
+from baton_local.fleet.local_tenants import LocalTenants
 from baton_local.fleet.log_rotation import rotate_logs
 from baton_local.fleet.log_tail import age_s, last_line
 from baton_local.fleet.pool_scaling import Scaling
@@ -64,6 +65,8 @@ class RunPlan:
     emulation: Emulation | None
     api_keys: str | None
     """File or folder with the clients' API keys; None: the gateway needs none."""
+    tenants: LocalTenants | None = None
+    """The table of LLMTenants; None: the deployment lets none in."""
 
     @property
     def address(self) -> str:
@@ -141,6 +144,8 @@ class LocalRuntime:
         self._reconcile(now)
         self._act(self._supervisor.tick(now))
         self._write_record()
+        if self._plan.tenants is not None:
+            self._plan.tenants.refresh(now)
         self._books.retry(now)
         rotate_logs(self._run.logs)
 

@@ -52,6 +52,11 @@ class RunDir:
         return self.root / "api-keys"
 
     @property
+    def tenants(self) -> Path:
+        """The compiled table of LLMTenants."""
+        return self.root / "tenants"
+
+    @property
     def announcements(self) -> Path:
         return self.root / "announce"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baton_control.spec.api import KIND
+from baton_control.spec.tenant_fields import TENANT_KIND
 from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.schema.llm_pool import POOL_KIND
@@ -10,6 +11,9 @@ from baton_operator.schema.llm_pool import POOL_KIND
 GROUP, VERSION = "baton.dev", "v1alpha1"
 DEPLOYMENTS = Resource(GROUP, VERSION, "llmdeployments", KIND)
 POOLS = Resource(GROUP, VERSION, "llmpools", POOL_KIND)
+TENANTS = Resource(GROUP, VERSION, "llmtenants", TENANT_KIND)
+"""Watched apart from the kinds of a deployment (`passes.tenant_passes`)."""
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 WORKERS = Resource("apps", "v1", "deployments", "Deployment")
 RECORDS = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
 PODS = Resource("", "v1", "pods", "Pod")

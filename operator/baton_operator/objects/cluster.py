@@ -24,7 +24,7 @@ from baton_wire.messages.values import Role
 
 HTTP_PORT, PAIR_PORT, OPERATOR_PORT = 8000, 8001, 8443
 MODEL_PATH, KEYS_PATH, RUN_PATH = "/model", "/etc/baton/keys", "/run/baton"
-TLS_PATH, API_KEYS_PATH = "/etc/baton/tls", "/etc/baton/api-keys"
+TLS_PATH, API_KEYS_PATH, TENANTS_PATH = "/etc/baton/tls", "/etc/baton/api-keys", "/etc/baton/tenants"
 DRAIN_MARGIN_S = 10.0
 """Seconds that a stopping process gets beyond the longest request, to notice the signal and finish the last request."""
 MAX_THREADS = 1024
@@ -128,6 +128,7 @@ def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
         operator_url=_operator_url(platform) if role is Role.GATEWAY else None,
         tls_path=TLS_PATH,
         api_keys_path=None if deployment.spec.gateway.api_keys is None else API_KEYS_PATH,
+        tenants_path=TENANTS_PATH,
         drain_s=deployment.spec.gateway.limits.max_request_duration + DRAIN_MARGIN_S,
     )
 

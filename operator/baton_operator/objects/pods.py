@@ -25,6 +25,7 @@ from baton_operator.objects.cluster import (
     MODEL_PATH,
     PAIR_PORT,
     RUN_PATH,
+    TENANTS_PATH,
     TLS_PATH,
     Platform,
     grace_s,
@@ -41,6 +42,7 @@ from baton_operator.objects.metadata import (
 )
 from baton_operator.objects.model_cache import on_claims_node, worker_volume
 from baton_operator.objects.pod_additions import build_resources, environment, mount, nodes, volumes
+from baton_operator.objects.tenant_shards import tenants_volume
 from baton_wire.messages.values import POOL_ROLES, Role
 
 ANY_ADDRESS = "[::]"
@@ -53,7 +55,7 @@ BEFORE_STOP_S = 5
 """Seconds for which a stopping gateway keeps accepting, until load balancers have noticed."""
 PORTS = {"http": HTTP_PORT, "pair": PAIR_PORT}
 """Named ports that others may reach; the gateway's admin listener is for loopback."""
-TEMPLATE_VERSION = 6
+TEMPLATE_VERSION = 7
 """Raised when a template uses something that older images do not know, such as a new flag."""
 ROLE_VARIABLE = "BATON_ROLE"
 """Environment of a flexible worker: the role in its Pod's label when its container started."""
@@ -101,6 +103,8 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
         _mount_secret(pod, "tls", tls.secret_name, TLS_PATH)
     if api_keys is not None:
         _mount_secret(pod, "api-keys", api_keys.secret_name, API_KEYS_PATH)
+    if deployment.spec.gateway.tenants:
+        mount(pod, tenants_volume(), {"name": "tenants", "mountPath": TENANTS_PATH, "readOnly": True})
     labels_of_tools = _llmd_labels(deployment, spec.role, platform)
     metadata = _metadata(deployment, spec.role, None, labels_of_tools)
     return {"metadata": metadata, "spec": pod | _gateway_placement(deployment)}

@@ -119,7 +119,7 @@ def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: O
 
 def _clients(deployment: LLMDeployment) -> Manifest:
     gateway = deployment.spec.gateway
-    is_for_all = gateway.open_access or gateway.api_keys is not None
+    is_for_all = gateway.open_access or gateway.has_identities
     return {"ports": [_port(HTTP_PORT)]} if is_for_all else _from([{"podSelector": {}}], HTTP_PORT)
 
 

@@ -31,6 +31,7 @@ from baton_control.spec.reserved_keys import MESH_OPT_OUTS, RESERVED_ANNOTATIONS
 from baton_control.spec.resources import ResourceSpec
 from baton_control.spec.served_model import CacheSpec, FetchSpec, ModelSpec
 from baton_operator.schema.llm_pool import PoolFacadeSpec
+from baton_operator.schema.tenant_rules import TENANT_RULES
 from baton_operator.schema.value_rules import Rule
 
 
@@ -90,6 +91,7 @@ NO_PARENT = Rule("!self.matches('(^|[/@])[.][.]($|[/@])')", "must have no '..' i
 
 RULES: dict[type[Model], tuple[Rule, ...]] = {
     LLMDeployment: (NAME,),
+    **TENANT_RULES,
     ModelSpec: (
         Rule(
             "!has(self.aliases) || self.aliases.all(a, a != self.servedName && self.aliases.exists_one(b, b == a))",
@@ -328,13 +330,14 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             ".replicas",
         ),
         Rule(
-            "!(self.openAccess && has(self.apiKeys))",
-            "must be false while apiKeys is given",
+            "!(self.openAccess && (has(self.apiKeys) || self.tenants))",
+            "must be false while apiKeys is given or tenants is true",
             ".openAccess",
         ),
         Rule(
-            "self.openAccess || has(self.apiKeys) || (self.service.type == 'ClusterIP' && !has(self.route))",
-            "a gateway that can be reached from outside needs apiKeys, or openAccess: true to let anybody ask",
+            "self.openAccess || has(self.apiKeys) || self.tenants || "
+            "(self.service.type == 'ClusterIP' && !has(self.route))",
+            "a gateway that can be reached from outside needs apiKeys, tenants or openAccess: true (anybody may ask)",
         ),
     ),
     DeploymentSpec: (

@@ -13,9 +13,10 @@ from pathlib import Path
 import yaml
 
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
+from baton_control.spec.tenant_fields import TENANT_KIND, LLMTenant, TenantSpec
 from baton_operator.schema.cel import RULES
 from baton_operator.schema.llm_pool import POOL_KIND, PoolFacadeSpec
-from baton_operator.schema.status import DeploymentStatus, PoolFacadeStatus
+from baton_operator.schema.status import DeploymentStatus, PoolFacadeStatus, TenantStatus
 from baton_operator.schema.structural import Schema, schema_of
 
 GROUP, VERSION = API_VERSION.split("/")
@@ -65,6 +66,13 @@ POOL_COLUMNS = (
     Column("Workers", ".status.replicas", "integer"),
     AGE,
 )
+TENANT_COLUMNS = (
+    Column("Weight", ".spec.weight", "integer"),
+    Column("Requests", ".spec.limits.requestsPerMinute", "integer"),
+    Column("Ready", _condition("Ready", "status")),
+    AGE,
+    Column("Message", _condition("Ready", "message"), is_wide=True),
+)
 SCALE: Schema = {
     "specReplicasPath": ".spec.replicas",
     "statusReplicasPath": ".status.replicas",
@@ -74,7 +82,11 @@ SCALE: Schema = {
 
 def definitions() -> dict[str, Schema]:
     """Every CustomResourceDefinition by its file name."""
-    return {"llmdeployments.yaml": deployment_definition(), "llmpools.yaml": pool_definition()}
+    return {
+        "llmdeployments.yaml": deployment_definition(),
+        "llmpools.yaml": pool_definition(),
+        "llmtenants.yaml": tenant_definition(),
+    }
 
 
 def deployment_definition() -> Schema:
@@ -94,6 +106,13 @@ def pool_definition() -> Schema:
     text = "The scale facade of one pool of an LLMDeployment; made by Baton."
     root = _root(text, schema_of(PoolFacadeSpec), schema_of(PoolFacadeStatus))
     return _definition(POOL_KIND, ("llmp",), root, POOL_COLUMNS, {"status": {}, "scale": SCALE})
+
+
+def tenant_definition() -> Schema:
+    """The definition of the LLMTenant."""
+    root = _root("A team that uses the gateways of its namespace.", schema_of(TenantSpec), schema_of(TenantStatus))
+    root["x-kubernetes-validations"] = [rule.entry() for rule in RULES[LLMTenant]]
+    return _definition(TENANT_KIND, ("llmt",), root, TENANT_COLUMNS, {"status": {}})
 
 
 def _root(description: str, spec: Schema, status: Schema) -> Schema:

@@ -42,6 +42,13 @@ class Truth(enum.StrEnum):
     UNKNOWN = "Unknown"
 
 
+class TenantConditionType(enum.StrEnum):
+    """Conditions of an LLMTenant."""
+
+    READY = "Ready"
+    """True: gateways let the tenant in. False: its message names the field that is refused."""
+
+
 class PoolConditionType(enum.StrEnum):
     """Conditions of an LLMPool."""
 
@@ -181,6 +188,15 @@ class DeploymentStatus(Model):
     """The revision that is being rolled out or serves."""
     sizing_memory: Annotated[str, StringConstraints(max_length=SIZING_MEMORY_BYTES)] | None = None
     """Memory of sizing; safe to lose."""
+
+
+class TenantStatus(Model):
+    """The observed state of a tenant; only the operator writes it."""
+
+    observed_generation: Generation | None = None
+    """`metadata.generation` that the status is about."""
+    conditions: Conditions = ()
+    """Ready: gateways let the tenant in."""
 
 
 class PoolFacadeStatus(Model):

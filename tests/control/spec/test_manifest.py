@@ -209,7 +209,11 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
         {"type": "LoadBalancer"},
         "spec.gateway.service.type: LoadBalancer is not allowed",
     ),
-    (("spec", "gateway", "service"), {"type": "NodePort"}, "needs gateway.apiKeys, or gateway.openAccess: true"),
+    (
+        ("spec", "gateway", "service"),
+        {"type": "NodePort"},
+        "needs gateway.apiKeys, gateway.tenants, or",
+    ),
     (("spec", "gateway", "allowedOrigins"), ["https://a.example/x"], "without a path, as browsers send it"),
     (("spec", "gateway", "route"), {"parent": "edge"}, "spec.gateway.route: not allowed: needs gateway.apiKeys"),
     (
@@ -258,9 +262,9 @@ def test_all_problems_are_reported_at_once() -> None:
     ("text", "message"),
     [
         ("# nothing", "file.yaml: is empty: must hold one LLMDeployment"),
-        (f"{HEAD}\n---\n{HEAD}", "must hold exactly one document, has more"),
-        (f"{HEAD}\n" + "--- {}\n" * 40_000, "must hold exactly one document, has more"),
-        ("---\n" * 40_000, "must hold exactly one document, has more"),
+        (f"{HEAD}\n---\n{HEAD}", "must hold exactly one LLMDeployment, has more"),
+        (f"{HEAD}\n" + "--- {}\n" * 40_000, "must hold exactly one LLMDeployment, has more"),
+        ("---\n" * 40_000, "must hold exactly one LLMDeployment, has more"),
         ("x: !!timestamp y", "tags such as 'tag:yaml.org,2002:timestamp' are not allowed (line 1, column 4)"),
         ("x: !!bool y", "tags such as 'tag:yaml.org,2002:bool' are not allowed"),
         ("x: !!binary y", "tags such as"),

@@ -27,8 +27,9 @@ from baton_testing.sizing.telemetry_links import (
 )
 from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.measures import WorkerCondition
-from baton_wire.messages.operator_link import FlipOrder, Summary
+from baton_wire.messages.operator_link import FlipOrder, LimitMeasure, LimitUse, Summary
 from baton_wire.messages.values import WIRE_VERSION, Address, Role
+from baton_wire.tenant_table import TenantRow, TenantShard, decode_shard
 
 
 async def test_what_a_gateway_counts_arrives_and_the_model_is_named(tmp_path: Path) -> None:
@@ -289,3 +290,41 @@ async def test_what_does_not_fit_is_left_out_on_either_end_and_the_link_stays(
         reading = store.take_arrivals(time.monotonic(), 1)
         assert isinstance(reading, Unknown)  # what was left out is not zero
         assert gateway.orders == []
+
+
+# Tenants --------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_edited_table_is_pushed_at_once_and_whole_to_a_gateway_that_links_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry_server, "HEARTBEAT_S", 600.0)
+    keys, one, other = keys_in(tmp_path), TenantShard(1, 5, (TenantRow("a"),)), TenantShard(2, 5, (TenantRow("b"),))
+    async with operating(keys) as operator, linking(keys, operator.url) as gateway:
+        await until(lambda: gateway.link.is_linked)
+        operator.server.set_tenants(KEY.namespace, {1: one, 2: other})
+        await until(lambda: len(gateway.shards) == 2)  # no heartbeat comes
+        newer = TenantShard(1, 6)
+        operator.server.set_tenants(KEY.namespace, {1: newer, 2: other})
+        await until(lambda: len(gateway.shards) == 3)
+        assert decode_shard(gateway.shards[-1]) == newer
+        operator.server.set_tenants("elsewhere", {3: TenantShard(3, 1)})
+        async with linking(keys, operator.url, epoch=b"h" * 16) as late:
+            await until(lambda: len(late.shards) == 2)
+            assert [decode_shard(content) for content in late.shards] == [newer, other]
+        assert len(gateway.shards) == 3
+
+
+async def test_limits_are_divided_by_what_processes_report_and_equally_before(tmp_path: Path) -> None:
+    keys, times = keys_in(tmp_path), OperatorTimes(summary_s=5, heartbeat_s=0.05, first_retry_s=0.01)
+    async with (
+        operating(keys) as operator,
+        linking(keys, operator.url, times) as busy,
+        linking(keys, operator.url, times, b"h" * 16) as idle,
+    ):
+        await until(lambda: all(link.limit_orders and link.limit_orders[-1].processes == 2 for link in (busy, idle)))
+        busy.uses = (LimitUse("a", LimitMeasure.REQUESTS, 60, 10, 0),)
+        await until(lambda: any(order.shares for order in busy.limit_orders))
+        await until(lambda: any(order.shares for order in idle.limit_orders))
+        shares = [next(order for order in link.limit_orders if order.shares).shares[0].share for link in (busy, idle)]
+        assert shares == pytest.approx([0.99, 0.01])

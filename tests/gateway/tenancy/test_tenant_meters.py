@@ -7,8 +7,9 @@ import random
 import pytest
 
 from baton_gateway.requests.tenant import Tenant
-from baton_gateway.tenancy.tenant_meters import NOTHING, Charge, Cost, Measure, OverLimit, ShareChange, TenantMeters
+from baton_gateway.tenancy.tenant_meters import NOTHING, Charge, Cost, OverLimit, TenantMeters
 from baton_gateway.tenancy.token_bucket import TokenBucket
+from baton_wire.messages.operator_link import LimitMeasure, LimitShare
 from baton_wire.tenant_table import TenantLimits
 
 
@@ -20,14 +21,11 @@ def test_a_minutes_worth_may_come_at_once_and_then_as_much_as_the_rate_brings() 
     meters, owner = TenantMeters(), tenant(requests_per_minute=60)
     burst = [meters.charge(owner, Cost(1, 0, 0), 0.0) for _ in range(61)]
     assert [type(outcome) for outcome in burst] == [Charge] * 60 + [OverLimit]
-    last = burst[-1]
-    assert isinstance(last, OverLimit)
-    assert (last.measure, last.limit) == (Measure.REQUESTS, 60)
-    assert last.retry_after_s == pytest.approx(1.0)
+    assert burst[-1] == OverLimit(LimitMeasure.REQUESTS, 60, 1.0)
     assert isinstance(meters.charge(owner, Cost(1, 0, 0), 1.0), Charge)
     assert isinstance(meters.charge(owner, Cost(1, 0, 0), 1.1), OverLimit)
-    assert meters.remaining(owner, 1.1)[Measure.REQUESTS].remaining == 0
-    assert meters.remaining(owner, 31.0)[Measure.REQUESTS].remaining == 30
+    assert meters.remaining(owner, 1.1)[LimitMeasure.REQUESTS].remaining == 0
+    assert meters.remaining(owner, 31.0)[LimitMeasure.REQUESTS].remaining == 30
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -60,7 +58,7 @@ def test_a_refused_request_takes_nothing_of_the_other_limits() -> None:
     meters.charge(owner, Cost(1, 100, 0), 0.0)
     for _ in range(50):
         assert isinstance(meters.charge(owner, Cost(1, 50, 0), 0.0), OverLimit)
-    assert meters.remaining(owner, 0.0)[Measure.REQUESTS].remaining == 9
+    assert meters.remaining(owner, 0.0)[LimitMeasure.REQUESTS].remaining == 9
 
 
 def test_what_is_refused_for_others_is_given_back() -> None:
@@ -84,8 +82,8 @@ def test_an_edited_limit_keeps_what_was_spent() -> None:
     meters = TenantMeters()
     for _ in range(5):
         meters.charge(tenant(requests_per_minute=10), Cost(1, 0, 0), 0.0)
-    assert meters.remaining(tenant(requests_per_minute=20), 0.0)[Measure.REQUESTS].remaining == 15
-    assert meters.remaining(tenant(requests_per_minute=4), 0.0)[Measure.REQUESTS].remaining == 0
+    assert meters.remaining(tenant(requests_per_minute=20), 0.0)[LimitMeasure.REQUESTS].remaining == 15
+    assert meters.remaining(tenant(requests_per_minute=4), 0.0)[LimitMeasure.REQUESTS].remaining == 0
     assert meters.remaining(tenant(), 0.0) == {}
     assert len(meters) == 0
 
@@ -106,8 +104,8 @@ def test_a_tenant_without_limits_has_no_meter_and_an_idle_one_loses_its_own() ->
 def test_a_share_of_another_process_moves_tokens_without_losing_any() -> None:
     meters, owner = TenantMeters(0.5), tenant(requests_per_minute=100)
     assert sum(isinstance(meters.charge(owner, Cost(1, 0, 0), 0.0), Charge) for _ in range(60)) == 50
-    meters.apply(ShareChange("a", Measure.REQUESTS, 0.9, 40), 0.0)
+    meters.apply(LimitShare("a", LimitMeasure.REQUESTS, 0.9, 40), 0.0)
     assert sum(isinstance(meters.charge(owner, Cost(1, 0, 0), 0.0), Charge) for _ in range(60)) == 40
     [used] = meters.usage(0.0, 10)
-    assert (used.spent, used.wanted, used.level) == (90, 120, 0)
+    assert (used.wanted, used.level) == (120, 0)
     assert meters.usage(0.0, 10) == []

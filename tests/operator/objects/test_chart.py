@@ -15,7 +15,7 @@ from baton_control.sizing.decision.scaling import PoolNow
 from baton_control.sizing.metrics import SizingMetrics
 from baton_operator import metrics
 from baton_operator.kube.claims import claim_name
-from baton_operator.kube.kinds import OPTIONAL, WATCHED
+from baton_operator.kube.kinds import OPTIONAL, TENANTS, WATCHED
 from baton_operator.metrics import CONDITIONS
 from baton_operator.objects.pod_ids import PodIds
 from baton_operator.objects.pod_policy import PodPolicy
@@ -207,7 +207,7 @@ def test_shared_streams_let_the_operator_list_everywhere_and_write_nowhere_else(
     rules = [rule for role in roles for rule in role["rules"]]
     assert {verb for rule in rules for verb in rule["verbs"]} == {"list", "watch"}
     listed = {resource for rule in rules for resource in rule["resources"]}
-    assert listed == {kind.plural for kind in (*WATCHED, *OPTIONAL)}
+    assert listed == {kind.plural for kind in (*WATCHED, *OPTIONAL, TENANTS)}
     assert not any(manifest["metadata"]["name"].endswith("-streams") for manifest in rendered(FULL))
 
 

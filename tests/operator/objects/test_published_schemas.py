@@ -112,6 +112,7 @@ EVERY = {
         },
         "tls": {"secretName": "cert"},
         "apiKeys": {"secretName": "clients"},
+        "tenants": True,
         "route": {"parent": "edge", "parentNamespace": "infra", "hostnames": ["chat.example.com"]},
         "openAccess": False,
         "allowedOrigins": ["https://chat.example"],

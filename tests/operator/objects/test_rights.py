@@ -37,6 +37,10 @@ UNSEEN = {
     ("update", f"llmdeployments/finalizers.{DEPLOYMENTS.group}"),
     # Nodes are watched by the process beside its caches: test_nodes.py.
     *((verb, NODES.plural) for verb in ("list", "watch")),
+    # LLMTenants are compiled by the process beside its passes: test_tenant_passes.py.
+    *((verb, f"llmtenants.{DEPLOYMENTS.group}") for verb in ("list", "watch")),
+    ("patch", f"llmtenants/status.{DEPLOYMENTS.group}"),
+    *((verb, "configmaps") for verb in ("get", "create", "patch")),
     # The Lease is held by the process, not by the passes that the scenarios run: test_lease.py.
     *((verb, f"leases.{LEASES.group}") for verb in ("get", "create", "update")),
 }
@@ -107,4 +111,4 @@ def test_users_may_not_write_status_nor_pools_but_for_their_scale() -> None:
         if manifest and manifest["kind"] == "ClusterRole" and manifest["metadata"]["name"].endswith("-edit"):
             manifests += manifest["rules"]
     written = {resource for rule in manifests for resource in rule["resources"]}
-    assert written == {"llmdeployments", "llmpools/scale"}
+    assert written == {"llmdeployments", "llmpools/scale", "llmtenants"}

@@ -1,19 +1,20 @@
 """Messages between a gateway process and the process that sizes the pools: the operator, or the local runtime.
 
 One WebSocket per gateway process, dialled by the gateway. Up: GatewayHello (first), ModelConfigFile, Summary every few
-seconds, Wake at once, Heartbeat. Down: Standby, FlipOrder, Heartbeat. Nothing that serves a request waits for this
-link.
+seconds, Wake at once, LimitReport, Heartbeat. Down: Standby, FlipOrder, TenantTable, LimitOrder,
+Heartbeat. Nothing that serves a request waits for this link.
 """
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated
 
 from msgspec import Meta
 
 from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.measures import ArrivalCounts, Backlog, ContextCounts, Served, WorkerMeasures
-from baton_wire.messages.values import Address, Count, Epoch, Message, Role, Seconds, check_worker
+from baton_wire.messages.values import Address, Count, Epoch, Message, NestedValue, Role, Seconds, check_worker
 
 SILENCE = LivenessConfig(suspect_s=2.0, dead_s=4.0, watched_s=1.0)
 """For both ends, which send at least a heartbeat every two seconds. A flipped length of a frame shows as silence alone,
@@ -26,8 +27,23 @@ MAX_WORKERS = 1_024
 MAX_CONFIG_BYTES = 1 << 16
 MAX_UP_BYTES = 4 << 20
 """Longest frame of a gateway: a summary of `MAX_WORKERS` workers with all their step times."""
-MAX_DOWN_BYTES = 4_096
+MAX_SHARD_BYTES = 512 << 10
+MAX_DOWN_BYTES = MAX_SHARD_BYTES + 4_096
+MAX_LIMITS = 1_000
+"""Limits of tenants in one message; more come in the next one."""
 
+
+class LimitMeasure(enum.StrEnum):
+    """What is limited, named after the field of an LLMTenant."""
+
+    REQUESTS = "requestsPerMinute"
+    INPUT = "inputTokensPerMinute"
+    OUTPUT = "outputTokensPerMinute"
+    CONCURRENT = "maxConcurrent"
+
+
+TenantName = Annotated[str, Meta(min_length=1, max_length=63)]
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
 ConfigHash = Annotated[str, Meta(max_length=64)]
 
 
@@ -75,6 +91,38 @@ class ModelConfigFile(Message, frozen=True, tag=5):
     content: Annotated[bytes, Meta(min_length=2, max_length=MAX_CONFIG_BYTES)]
 
 
+class LimitUse(NestedValue, frozen=True):
+    """What one process did with one limit of a tenant since its last report."""
+
+    tenant: TenantName
+    measure: LimitMeasure
+    per_minute: Amount
+    """The limit; for `CONCURRENT` the number of sequences."""
+    wanted: Amount
+    """What was spent or refused; for `CONCURRENT` the sequences that run or wait."""
+    level: Annotated[float, Meta(ge=-1e15, le=1e15)]
+    """What is left in this process; for `CONCURRENT` the sequences that run."""
+
+
+class LimitReport(Message, frozen=True, tag=6):
+    """The use of tenants' limits, every second while there is some."""
+
+    order: Count
+    """Number of the last LimitOrder on this link that was carried out; 0: none."""
+    uses: Annotated[tuple[LimitUse, ...], Meta(max_length=MAX_LIMITS)]
+
+
+class LimitShare(NestedValue, frozen=True):
+    """One process's part of one limit from now on."""
+
+    tenant: TenantName
+    measure: LimitMeasure
+    share: Annotated[float, Meta(ge=0, le=1e6)]
+    """A part from 0 to 1; for `CONCURRENT` a number of sequences."""
+    moved: Annotated[float, Meta(ge=-1e15, le=1e15)]
+    """Tokens that come from other processes; negative: they go there."""
+
+
 class Standby(Message, frozen=True, tag=16):
     """This end does not size pools now: dial the one that does. The link is closed after it."""
 
@@ -96,5 +144,21 @@ class FlipOrder(Message, frozen=True, tag=17):
         check_worker(self.role)
 
 
-ToOperator = GatewayHello | Summary | Wake | Heartbeat | ModelConfigFile
-ToGateway = Standby | FlipOrder | Heartbeat
+class TenantTable(Message, frozen=True, tag=18):
+    """A shard of the compiled table of LLMTenants, sent when a link begins and when the shard changes."""
+
+    content: Annotated[bytes, Meta(min_length=2, max_length=MAX_SHARD_BYTES)]
+    """As `baton_wire.tenant_table` encodes it."""
+
+
+class LimitOrder(Message, frozen=True, tag=19):
+    """Parts of limits. A process without an order goes on with the parts that it has."""
+
+    number: Count
+    processes: Annotated[int, Meta(ge=1, le=1 << 16)]
+    """Gateway processes that are linked: each has an equal part of every limit that is not named."""
+    shares: Annotated[tuple[LimitShare, ...], Meta(max_length=MAX_LIMITS)]
+
+
+ToOperator = GatewayHello | Summary | Wake | Heartbeat | ModelConfigFile | LimitReport
+ToGateway = Standby | FlipOrder | Heartbeat | TenantTable | LimitOrder

@@ -124,6 +124,7 @@ VALUES: dict[str, object] = {
     "model.toolFormat": "pythonic",
     "model.reasoningFormat": "mistral",
     "gateway.apiKeys.secretName": "clients",
+    "gateway.tenants": True,
     "gateway.openAccess": True,
     "gateway.allowedOrigins": ["https://chat.example"],
     "gateway.unknownFields": "Ignore",

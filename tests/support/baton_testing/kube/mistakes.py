@@ -128,7 +128,7 @@ MISTAKES = (
     ),
     Mistake("rollout", {"maxSurge": "25"}, "an integer from 0 to 64, or a percentage such as 25%", ".maxSurge"),
     Mistake("rollout", {"maxUnavailable": "150%"}, "a percentage such as 25%", ".maxUnavailable"),
-    Mistake("gateway", {"service": {"type": "LoadBalancer"}}, "apiKeys", on_server="needs apiKeys, or openAccess"),
+    Mistake("gateway", {"service": {"type": "LoadBalancer"}}, "apiKeys", on_server="apiKeys, tenants or openAccess"),
     Mistake(
         "gateway",
         {**OPEN, "service": {"type": "LoadBalancer", "loadBalancerSourceRanges": ["10.0.0.0"]}},

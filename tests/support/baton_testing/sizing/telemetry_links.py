@@ -18,7 +18,7 @@ from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_wire.keys import KeyDirectory, write_new_key
 from baton_wire.listening.sockets import bind
 from baton_wire.messages.measures import Backlog, WorkerCondition, WorkerMeasures
-from baton_wire.messages.operator_link import FlipOrder, GatewayHello
+from baton_wire.messages.operator_link import FlipOrder, GatewayHello, LimitOrder, LimitUse
 from baton_wire.messages.values import Address, Role
 from baton_wire.session import AlteredFrames
 
@@ -87,10 +87,15 @@ class Gateway:
     parked: int = 0
     workers: tuple[WorkerMeasures, ...] = ()
     orders: list[FlipOrder] = field(default_factory=list)
+    shards: list[bytes] = field(default_factory=list)
+    uses: tuple[LimitUse, ...] = ()
+    limit_orders: list[LimitOrder] = field(default_factory=list)
 
 
 @asynccontextmanager
-async def linking(keys: Path, url: str, times: OperatorTimes = TIMES) -> AsyncIterator[Gateway]:
+async def linking(
+    keys: Path, url: str, times: OperatorTimes = TIMES, epoch: bytes = b"g" * 16
+) -> AsyncIterator[Gateway]:
     loop = asyncio.get_running_loop()
     telemetry = LoadTelemetry(loop.time())
 
@@ -102,8 +107,11 @@ async def linking(keys: Path, url: str, times: OperatorTimes = TIMES) -> AsyncIt
         lambda: gateway.parked,
         lambda: b'{"vocab_size": 9}',
         lambda order: gateway.orders.append(order),
+        lambda content: gateway.shards.append(content),
+        lambda: gateway.uses,
+        lambda order: gateway.limit_orders.append(order),
     )
-    link = OperatorLink(url, KeyDirectory(keys), b"g" * 16, GatewayHello("one", 1), sources, AlteredFrames(), times)
+    link = OperatorLink(url, KeyDirectory(keys), epoch, GatewayHello("one", 1), sources, AlteredFrames(), times)
     gateway = Gateway(telemetry, link)
     task = asyncio.create_task(link.run())
     try:
