@@ -13,6 +13,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -22,6 +23,9 @@ from baton_gateway.http_api.endpoints import not_http
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.routes import ApiOptions, ApiParts, HttpApi
 from baton_gateway.http_api.tenants import Tenants
+from baton_gateway.records.record_desk import RecordDesk
+from baton_gateway.records.record_ring import RecordRing
+from baton_gateway.reporting.metric_files import METRICS_VARIABLE
 from baton_gateway.reporting.metrics import GatewayMetrics, watch_loop_lag
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
 from baton_gateway.reporting.state_page import ProcessReport, cache_report, worker_report
@@ -75,7 +79,10 @@ class GatewayServer:
             self.metrics.rename = lambda page: with_vllm_names(page, next(iter(self.table.served_names()), ""))
         self._templates = TemplateRenderer()
         self._admission = Admission(limits)
-        self.relay = Relay(self.table, self._admission, self._templates, self.metrics, rules)
+        records = RecordRing(settings.request_records)
+        self.relay = Relay(self.table, self._admission, self._templates, self.metrics, rules, records=records)
+        folder = os.environ.get(METRICS_VARIABLE)
+        self.desk = RecordDesk(records, None if folder is None else Path(folder), settings.processes)
         self.links = WorkerLinks(
             self.table,
             self.relay,
@@ -92,7 +99,9 @@ class GatewayServer:
         self.certificate_complaint = ""
         """The problem of the certificate's files; empty: none."""
         self.budget = MemoryBudget(settings.max_request_memory_mib << 20)
-        parts = ApiParts(self.relay, self.table, self._tenants, self._templates, self.metrics, self.budget)
+        parts = ApiParts(
+            *(self.relay, self.table, self._tenants, self._templates, self.metrics, self.budget, self.desk, keys)
+        )
         self.api = HttpApi(parts, _api_options(settings), self.health_problems)
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
@@ -132,6 +141,7 @@ class GatewayServer:
         """Serve the listening socket until `stop`, which closes it."""
         await self._templates.start()
         await self.links.start()
+        await self.desk.start()
         self._http = BoundedServer(self.api.handle, _connections(self._settings), _log, not_http)
         self._http.begin(listening, None if self._certificate is None else self._certificate.context)
         self._tasks = [
@@ -162,6 +172,7 @@ class GatewayServer:
         if self._http is not None:
             await self._http.end(SHUTDOWN_S)
         await self.links.stop()
+        await self.desk.stop()
         await self._templates.stop()
         await self.relay.prompts.compiler.stop()
 

@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "up": _up,
         "demo": _demo,
         "status": _status,
+        "explain": _explain,
         "ask": _ask,
         "chat": _chat,
         "logs": _logs,
@@ -218,6 +219,23 @@ def _status(options: argparse.Namespace) -> int:
         watch(page, sys.stdout, is_live=sys.stdout.isatty() and not options.json, every_s=WATCH_S)
     print(page())
     return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from baton_local.commands.explain import ExplainOptions, run_explain
+
+    return run_explain(
+        ExplainOptions(
+            id=options.id,
+            slowest=options.slowest,
+            missed=options.missed,
+            tenant=options.tenant,
+            format=options.format,
+            name=options.name,
+            url=options.url,
+            link_keys=options.link_keys,
+        )
+    )
 
 
 def _ask(options: argparse.Namespace) -> int:

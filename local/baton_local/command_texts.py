@@ -22,6 +22,11 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "and since the start.",
         "baton status --watch",
     ),
+    "explain": (
+        "Shows where a request lost its time, the largest part first, or lists the slowest requests. Records have no "
+        "prompts and no answers. Exit status 1 means that no record was found.",
+        "baton explain --slowest 5",
+    ),
     "ask": (
         "Sends one question to the running deployment and streams the answer.",
         'baton ask "How does the hand-over work?" --max-tokens 200',

@@ -46,6 +46,8 @@ class Exchange:
     is_probe: bool = False
     """True for health and metrics, which are requested all the time and not logged."""
     tenant: str | None = None
+    is_operator: bool = False
+    """True if the installation's operator asks."""
     live: LiveRequest | None = None
     session: int | None = None
     """A number of the session that the client named."""

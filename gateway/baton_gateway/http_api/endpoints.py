@@ -27,6 +27,8 @@ class HttpEndpoint:
     is_open: bool = False
     """True if it is served without an API key: probes and monitoring."""
     error_form: ErrorForm = error_body
+    takes_operator: bool = False
+    """True if the installation's operator may call it, without a tenant's key."""
     key_header: str | None = None
     """A header that may carry the API key if there is no `Authorization`."""
 

@@ -36,6 +36,7 @@ from baton_gateway.http_api.loop_pacing import LoopPacing
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.parsed_part_cache import ParsedPartCache
+from baton_gateway.http_api.record_lookup import OPERATOR, RECORDS, RecordLookup
 from baton_gateway.http_api.request_body import RequestBody, holder_of
 from baton_gateway.http_api.session_hint import session_number
 from baton_gateway.http_api.tenants import Tenants
@@ -47,6 +48,7 @@ from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from baton_gateway.openai_api.response_encoding import error_body
 from baton_gateway.openai_api.streaming_writer import STALL_S, StreamingWriter
+from baton_gateway.records.record_desk import RecordDesk
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
@@ -55,6 +57,7 @@ from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy
+from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
 
 _log = logging.getLogger("baton.gateway.http")
@@ -80,6 +83,8 @@ class ApiParts:
     templates: TemplateRenderer
     metrics: GatewayMetrics
     budget: MemoryBudget
+    desk: RecordDesk
+    keys: KeyDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ class HttpApi:
         self._cache = ParsedPartCache()
         self._table = parts.table
         self._tenants = parts.tenants
+        self._records = RecordLookup(parts.desk, parts.tenants, parts.keys)
         self._access_log = AccessLog()
         self._complaints = Complaints(_log)
         self._metrics = parts.metrics
@@ -131,6 +137,7 @@ class HttpApi:
             "/tokenize": HttpEndpoint(("POST",), self._tokenize),
             "/detokenize": HttpEndpoint(("POST",), self._detokenize),
             "/tokenizer_info": HttpEndpoint(("GET",), self._tokenizer_info),
+            RECORDS: HttpEndpoint(("GET",), self._records.records, takes_operator=True),
             "/openapi.json": HttpEndpoint(("GET",), lookups.openapi),
             "/version": HttpEndpoint(("GET",), lookups.version),
             "/health": HttpEndpoint(("GET", "POST"), lookups.routable, is_open=True),
@@ -177,6 +184,8 @@ class HttpApi:
         finally:
             self._metrics.answered(status)
             self._access_log.log(exchange, request.method, status, clock())
+            if exchange.live is not None:
+                self._relay.closed(exchange.live)
 
     def _exchange(self, request: web.BaseRequest, now: float) -> Exchange:
         own_id = choose_request_id(request.headers.get(ID_HEADER))
@@ -194,10 +203,8 @@ class HttpApi:
                     return web.Response(status=204, headers=SERVER | preflight_headers(endpoint.methods))
                 if request.method not in endpoint.methods:
                     raise RefusedError(errors.method_not_allowed(endpoint.methods))
-                tenant = (
-                    DEFAULT_TENANT if endpoint.is_open else self._tenants.authenticate(endpoint.credentials(request))
-                )
-                exchange.tenant = tenant.name
+                tenant = self._tenant(endpoint, request, exchange)
+                exchange.tenant = None if exchange.is_operator else tenant.name
                 return await endpoint.handler(request, tenant)
             except RefusedError as refusal:
                 return problem_response(refusal.problem, exchange.id, form)
@@ -208,6 +215,18 @@ class HttpApi:
                 raise
             self._complaints.say("a request failed", exchange.id, error)
             return problem_response(errors.internal_error(), exchange.id, form)
+
+    def _tenant(self, endpoint: HttpEndpoint, request: web.BaseRequest, exchange: Exchange) -> Tenant:
+        """Return who asks. Raises RefusedError."""
+        if endpoint.is_open:
+            return DEFAULT_TENANT
+        credentials = endpoint.credentials(request)
+        if not endpoint.takes_operator:
+            return self._tenants.authenticate(credentials)
+        if self._records.is_operator(credentials):
+            exchange.is_operator = True
+            return OPERATOR
+        return self._records.authenticate(credentials)
 
     async def watch_streams(self) -> None:
         """Cancel requests whose clients stopped reading. Runs for the life of the server."""
@@ -308,7 +327,9 @@ class HttpApi:
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         writer = CollectingWriter(form, charge)
-        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id, exchange.session)
+        live = exchange.live = self._relay.start(
+            parsed, tenant, writer, exchange.id, exchange.session, exchange.began_s
+        )
         try:
             result = await writer.done
         finally:
@@ -360,7 +381,9 @@ class HttpApi:
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         writer = StreamingWriter(exchange.id, form, charge)
-        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id, exchange.session)
+        live = exchange.live = self._relay.start(
+            parsed, tenant, writer, exchange.id, exchange.session, exchange.began_s
+        )
         entry = (live, writer)
         try:
             if (problem := await writer.opened) is not None:

@@ -43,6 +43,11 @@ class Tenants:
         self._version = () if path is None else _file_versions(path)
         self._by_digest: dict[str, Tenant] | None = None if path is None else _read(path)
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether clients need no key."""
+        return self._by_digest is None
+
     def refresh(self) -> None:
         """Read the file again if it changed.
 

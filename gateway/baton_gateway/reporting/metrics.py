@@ -114,8 +114,7 @@ class GatewayMetrics:
         self._queue.observe(now - times.arrived_s)
 
     def routed(self, route: Route) -> None:
-        name = "kept" if route.is_prefill_local else "local" if route.is_decode_local else "disaggregated"
-        self._routes[name].inc()
+        self._routes[route_name(route)].inc()
         if route.moved is not None:
             self._moved[route.moved].inc()
             self.cache_use.moved[route.moved] += 1
@@ -123,7 +122,9 @@ class GatewayMetrics:
     def leg_failed(self, reason: Reason) -> None:
         self._legs[reason].inc()
 
-    def delivered(self, times: RequestTimes, choice: int, tokens: int, now: float) -> None:
+    def delivered(self, times: RequestTimes, choice: int, tokens: int, now: float) -> float:
+        """Count tokens of a choice. Returns the seconds that each took since the ones before; 0: they are the first."""
+        gap_s = 0.0
         last_s = times.last_s.get(choice)
         if last_s is None:
             times.first_s[choice] = now
@@ -133,8 +134,10 @@ class GatewayMetrics:
                 self.ttft.observe(now - times.arrived_s, now)
         elif tokens:
             times.tokens[choice] += tokens
-            self._itl.observe((now - last_s) / tokens)
+            gap_s = (now - last_s) / tokens
+            self._itl.observe(gap_s)
         times.last_s[choice] = now
+        return gap_s
 
     def ended(self, times: RequestTimes, outcome: Outcome, totals: RequestTotals, now: float) -> None:
         self._requests[outcome].inc()
@@ -241,6 +244,11 @@ def shared_page(folder: str) -> bytes:
     registry = CollectorRegistry()
     MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
     return generate_latest(registry)
+
+
+def route_name(route: Route) -> str:
+    """Return which of `ROUTES` the route is."""
+    return "kept" if route.is_prefill_local else "local" if route.is_decode_local else "disaggregated"
 
 
 async def watch_loop_lag(observe: Callable[[float], None]) -> None:
