@@ -267,9 +267,9 @@ class LegTimes(NestedValue, frozen=True):
     landed_s: Seconds | None = None
     """The KV of another worker had landed and was verified."""
     preemptions: Count = 0
-    """How often its sequences gave up their blocks to older ones."""
+    """How often its sequences gave up their blocks to older ones since the last report."""
     preempted_s: Seconds = 0.0
-    """How long they waited because of it, until their next token."""
+    """How long they waited because of it, until this token."""
 
 
 class TokenEntry(NestedValue, frozen=True):
@@ -287,7 +287,7 @@ class TokenEntry(NestedValue, frozen=True):
     """Tokens of the prompt whose KV the prefix cache had: reported with the first token, where the prompt was
     computed."""
     times: LegTimes | None = None
-    """Sent with the first entry of a leg, and with the last one of a leg that was preempted."""
+    """Sent with the first entry of a leg, and with the first one after a preemption."""
 
 
 def pack_ids(ids: tuple[int, ...] | list[int]) -> bytes:
