@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from baton_gateway.errors import ProcessesDownError
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.tenants import Tenants
@@ -24,7 +26,7 @@ from baton_gateway.records.record_desk import RecordDesk, encode_page
 from baton_gateway.records.record_query import parse_query
 from baton_gateway.reporting.admin_server import AdminServer
 from baton_gateway.reporting.metric_files import METRICS_VARIABLE, claim
-from baton_gateway.reporting.metrics import shared_page
+from baton_gateway.reporting.metrics_page import metrics_page
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
 from baton_gateway.settings import Settings, SettingsError, parse_settings
@@ -122,7 +124,11 @@ async def _serve_with_children(settings: Settings, argv: list[str], stopping: as
     except OSError as error:
         raise _no_metrics(error) from error
     desk = RecordDesk(None, Path(processes.metrics_folder), settings.processes)
-    admin = AdminServer(processes.reports, lambda: shared_page(processes.metrics_folder), _records(desk))
+    admin = AdminServer(
+        processes.reports,
+        lambda accept: metrics_page(CollectorRegistry(), processes.metrics_folder, accept),
+        _records(desk),
+    )
     if await _is_started(processes, stopping):
         await _announce(settings, listening[0], admin, admin_socket)
         await stopping.wait()

@@ -74,7 +74,7 @@ class GatewayServer:
         rules, limits = _rules(settings), _limits(settings)
         keys = KeyDirectory(settings.keys)
         self.table = WorkerTable()
-        self.metrics = GatewayMetrics(CollectorRegistry())
+        self.metrics = GatewayMetrics(CollectorRegistry(), settings.slo_ttft_s, settings.slo_tpot_s)
         if settings.metrics_compat == "vllm":
             self.metrics.rename = lambda page: with_vllm_names(page, next(iter(self.table.served_names()), ""))
         self._templates = TemplateRenderer()

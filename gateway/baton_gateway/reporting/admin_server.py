@@ -19,17 +19,18 @@ from baton_wire.listening.descriptors import connection_cap
 _log = logging.getLogger("baton.gateway.admin")
 MAX_CONNECTIONS = 256
 STOP_S = 1.0
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class AdminServer:
-    """`reports` asks every process of this gateway; `metrics_body` renders their metrics together; `records_body`
-    answers a query for records, and raises ValueError where that is malformed."""
+    """`reports` asks every process of this gateway; `metrics_body` renders their metrics together for an `Accept`
+    header, and returns them with their content type; `records_body` answers a query for records, and raises ValueError
+    where that is malformed.
+    """
 
     def __init__(
         self,
         reports: Callable[[], Awaitable[list[ProcessReport]]],
-        metrics_body: Callable[[], bytes],
+        metrics_body: Callable[[str], tuple[bytes, str]],
         records_body: Callable[[str], Awaitable[bytes]],
     ) -> None:
         self._reports = reports
@@ -55,7 +56,8 @@ class AdminServer:
             case "/state":
                 return web.Response(body=state_body(await self._reports()), content_type="application/json")
             case "/metrics":
-                return web.Response(body=self._metrics_body(), headers={"Content-Type": METRICS_TYPE})
+                body, content_type = self._metrics_body(request.headers.get("Accept", ""))
+                return web.Response(body=body, headers={"Content-Type": content_type})
         return web.Response(status=404)
 
     async def _records(self, query: str) -> web.StreamResponse:

@@ -452,6 +452,8 @@ class Relay:
             count_prompt(self._metrics, live, action, route, self._routing.places(live, action.prompt), now)
         self._routing.record(live, action, route, now)
         self._metrics.routed(route)
+        if live.last_lost is not None and not action.is_first:
+            self._metrics.retried(live.last_lost)
         if live.trail is not None:
             self._note_route(live, action.run, route, now)
         self._by_run[action.run] = live
