@@ -21,8 +21,8 @@ from baton_gateway.helper_processes.process_lane import NOT_READY_S, HealthProbl
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.endpoints import not_http
 from baton_gateway.http_api.memory_budget import MemoryBudget
+from baton_gateway.http_api.rate_limits import RateLimits
 from baton_gateway.http_api.routes import ApiOptions, ApiParts, HttpApi
-from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.records.record_desk import RecordDesk
 from baton_gateway.records.record_ring import RecordRing
 from baton_gateway.reporting.metric_files import METRICS_VARIABLE
@@ -36,6 +36,8 @@ from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request_events import LifeRules
 from baton_gateway.requests.wait_prediction import WaitRules
 from baton_gateway.settings import Settings, SettingsError, config_hash
+from baton_gateway.tenancy.tenant_meters import TenantMeters
+from baton_gateway.tenancy.tenants import Tenants
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import LinkTimes, WorkerLinks
@@ -71,14 +73,14 @@ class GatewayServer:
         self._settings = settings
         self._reread = reread
         self.epoch = secrets.token_bytes(16)
-        rules, limits = _rules(settings), _limits(settings)
+        rules = _rules(settings)
         keys = KeyDirectory(settings.keys)
         self.table = WorkerTable()
         self.metrics = GatewayMetrics(CollectorRegistry(), settings.slo_ttft_s, settings.slo_tpot_s)
         if settings.metrics_compat == "vllm":
             self.metrics.rename = lambda page: with_vllm_names(page, next(iter(self.table.served_names()), ""))
         self._templates = TemplateRenderer()
-        self._admission = Admission(limits)
+        self._admission = Admission(_limits(settings))
         records = RecordRing(settings.request_records)
         self.relay = Relay(self.table, self._admission, self._templates, self.metrics, rules, records=records)
         folder = os.environ.get(METRICS_VARIABLE)
@@ -92,15 +94,17 @@ class GatewayServer:
             LinkTimes(liveness=LivenessConfig(settings.suspect_s, settings.dead_s)),
             settings.formats,
         )
-        self._tenants = Tenants(settings.api_keys)
+        self.tenants = Tenants(settings.api_keys, settings.tenants, settings.limit_share)
+        self.meters = TenantMeters(settings.limit_share)
         self._certificate = None if settings.tls is None else Certificate(settings.tls)
         self.complaint = ""
         """The problem of the current configuration file; empty: none."""
         self.certificate_complaint = ""
         """The problem of the certificate's files; empty: none."""
         self.budget = MemoryBudget(settings.max_request_memory_mib << 20)
+        limits = RateLimits(self.meters)
         parts = ApiParts(
-            *(self.relay, self.table, self._tenants, self._templates, self.metrics, self.budget, self.desk, keys)
+            *(self.relay, self.table, self.tenants, limits, self._templates, self.metrics, self.budget, self.desk, keys)
         )
         self.api = HttpApi(parts, _api_options(settings), self.health_problems)
         self.operator_link = self._operator_link(keys)
@@ -183,9 +187,11 @@ class GatewayServer:
                 linked[worker.role] = linked.get(worker.role, 0) + 1
             self.metrics.sample(self._admission.num_running, self._admission.num_waiting, linked)
             try:
-                self._tenants.refresh()
+                self.tenants.refresh()
             except ValueError as error:
                 _log.error("API keys stay as they were: %s", error)
+            for _ in self.tenants.read_table():
+                await asyncio.sleep(0)
             self._refresh_certificate()
             self._refresh_settings()
             await asyncio.sleep(1.0)
@@ -225,6 +231,8 @@ class GatewayServer:
         if config_hash(settings) == config_hash(self._settings):
             return
         self._settings = settings
+        self.tenants.set_share(settings.limit_share)
+        self.meters.set_default_share(settings.limit_share, asyncio.get_running_loop().time())
         self.relay.reconfigure(_rules(settings))
         self._admission.reconfigure(_limits(settings))
         self.api.reconfigure(_api_options(settings))

@@ -11,10 +11,10 @@ from aiohttp import web
 from baton_gateway.errors import INVALID, Problem, RefusedError
 from baton_gateway.http_api.access_log import EXCHANGE
 from baton_gateway.http_api.lookups import JSON
-from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.records.record_desk import RecordDesk, encode_page
 from baton_gateway.records.record_query import RecordQuery, for_tenant, parse_query
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
+from baton_gateway.tenancy.tenants import Tenants
 from baton_wire.errors import AuthenticationError
 from baton_wire.keys import KeyDirectory, is_operator_token
 
@@ -46,11 +46,11 @@ class RecordLookup:
         except AuthenticationError:
             return False
 
-    def authenticate(self, authorization: str | None) -> Tenant:
-        """Return the tenant whose records may be seen. Raises RefusedError."""
+    def authenticate(self, authorization: str | None, now_s: float) -> Tenant:
+        """Return the tenant whose records may be seen. `now_s`: the wall clock. Raises RefusedError."""
         if self._tenants.is_open:
             raise RefusedError(_OPERATOR_ONLY)
-        return self._tenants.authenticate(authorization)
+        return self._tenants.authenticate(authorization, now_s)
 
     async def records(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         """Answer the query of the URL. Raises RefusedError where it is malformed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -36,10 +37,10 @@ from baton_gateway.http_api.loop_pacing import LoopPacing
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.parsed_part_cache import ParsedPartCache
+from baton_gateway.http_api.rate_limits import RateLimits
 from baton_gateway.http_api.record_lookup import OPERATOR, RECORDS, RecordLookup
 from baton_gateway.http_api.request_body import RequestBody, holder_of
 from baton_gateway.http_api.session_hint import session_number
-from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.http_api.tokenising import Tokenising
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm
 from baton_gateway.openai_api.answer_writers import ChargeMemory, CollectingWriter
@@ -53,6 +54,7 @@ from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
+from baton_gateway.tenancy.tenants import Tenants
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
@@ -80,6 +82,7 @@ class ApiParts:
     relay: Relay
     table: WorkerTable
     tenants: Tenants
+    limits: RateLimits
     templates: TemplateRenderer
     metrics: GatewayMetrics
     budget: MemoryBudget
@@ -116,6 +119,7 @@ class HttpApi:
         self._table = parts.table
         self._tenants = parts.tenants
         self._records = RecordLookup(parts.desk, parts.tenants, parts.keys)
+        self._limits = parts.limits
         self._access_log = AccessLog()
         self._complaints = Complaints(_log)
         self._metrics = parts.metrics
@@ -222,11 +226,11 @@ class HttpApi:
             return DEFAULT_TENANT
         credentials = endpoint.credentials(request)
         if not endpoint.takes_operator:
-            return self._tenants.authenticate(credentials)
+            return self._tenants.authenticate(credentials, time.time())
         if self._records.is_operator(credentials):
             exchange.is_operator = True
             return OPERATOR
-        return self._records.authenticate(credentials)
+        return self._records.authenticate(credentials, time.time())
 
     async def watch_streams(self) -> None:
         """Cancel requests whose clients stopped reading. Runs for the life of the server."""
@@ -291,7 +295,7 @@ class HttpApi:
             return await self._send(request, [await self._tokenising.tokenize(raw, tenant, body.charged.take)])
 
     async def _tokenizer_info(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return web.Response(body=self._tokenising.info(request.raw_path), headers=JSON)
+        return web.Response(body=self._tokenising.info(request.raw_path, tenant), headers=JSON)
 
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
@@ -313,9 +317,15 @@ class HttpApi:
             exchange.session = session_number(request.headers, parsed.options.prompt_cache_key, tenant.name)
             if self.is_draining:
                 raise RefusedError(errors.shutting_down())
-            if parsed.options.stream:
-                return await self._stream(request, parsed, form, tenant, body.charged.take)
-            return await self._collect(request, parsed, form, tenant, body.charged.take)
+            clock = asyncio.get_running_loop().time
+            work = self._relay.expected_work(parsed)
+            charged = self._limits.charge(tenant, parsed, work, exchange.headers, clock())
+            try:
+                answer = self._stream if parsed.options.stream else self._collect
+                return await answer(request, parsed, form, tenant, body.charged.take)
+            finally:
+                charged.live = exchange.live
+                self._limits.settle(charged, clock())
 
     async def _collect(
         self,

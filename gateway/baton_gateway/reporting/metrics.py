@@ -84,7 +84,7 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry, ttft_s: float | None = None, tpot_s: float | None = None) -> None:
         """`ttft_s`, `tpot_s`: targets, which become bounds of buckets, so that attainment is exact."""
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry
         self.rename: Callable[[bytes], bytes] | None = None
         """Adds other names to a page of metrics in plain text."""

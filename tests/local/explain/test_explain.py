@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -79,9 +80,7 @@ def test_queries_are_written_as_they_are_read() -> None:
 def test_what_did_not_answer_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pages = {"10.0.0.1": RecordsPage([], [ProcessRecords(7, 10_000, 3)], [0, 8]), "10.0.0.2": "timed out"}
     monkeypatch.setattr(record_sources, "_ask", lambda tls, host, address, *rest: pages[address])
-    monkeypatch.setattr(
-        record_sources.socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", (address, 80)) for address in pages]
-    )
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", (address, 80)) for address in pages])
     assert main(["explain", "gone", "--url", "http://gateways"]) == 1
     out, err = capsys.readouterr()
     assert out == "no record was found\n"

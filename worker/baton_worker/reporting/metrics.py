@@ -148,7 +148,7 @@ class WorkerMetrics:
     """All metrics of one worker process, in a registry of their own."""
 
     def __init__(self, role: Role) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         build = Gauge("baton_build_info", "1, by version", ["version", "wire"], registry=self.registry)
