@@ -376,6 +376,13 @@ def _operation(path: str, method: str, body: str | None) -> Schema:
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body}"}}}
         operation["requestBody"] = {"required": True, "content": content}
     wanted = REFUSALS if body is not None else {code: REFUSALS[code] for code in ("400", "401", "404", "500")}
+    if path == "/requests":
+        wanted = {
+            "400": "a malformed query",
+            "401": REFUSALS["401"],
+            "403": "only the operator",
+            "500": REFUSALS["500"],
+        }
     form = openapi_apis.ERRORS.get(path, "Error")
     error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{form}"}}}
     for status, text in wanted.items():

@@ -61,6 +61,7 @@ ANSWERS: dict[str, Schema] = {
     },
     "/v1/models/{id}": {"$ref": "#/components/schemas/Model"},
     "/tokenizer_info": {"type": "object", "required": ["eos_token", "bos_token", "chat_template", "model_max_length"]},
+    "/requests": {"type": "object", "required": ["records", "processes", "silent"]},
     "/version": {"type": "object", "required": ["version"]},
     "/openapi.json": {"type": "object", "required": ["openapi", "paths"]},
 }

@@ -117,6 +117,7 @@ class DecodeService(Messenger):
             detail = f"first token {largest} is not below the vocabulary size {self._limits.vocab_size}"
             self.on_failed(key, Reason.KV_CORRUPT, detail)  # whatever else this prefill worker computed
             return
+        self._legs.landed(key, self._clock())
         self._engine.post(HandoverLanded(key, first_tokens))
 
     def on_failed(self, key: RequestKey, reason: Reason, detail: str) -> None:

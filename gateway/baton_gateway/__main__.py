@@ -12,15 +12,20 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import ProcessesDownError
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.parent_death import die_with_parent
 from baton_gateway.parent_process import ChildSockets, GatewayProcesses, answer_parent, child_sockets
+from baton_gateway.records.record_desk import RecordDesk, encode_page
+from baton_gateway.records.record_query import parse_query
 from baton_gateway.reporting.admin_server import AdminServer
 from baton_gateway.reporting.metric_files import METRICS_VARIABLE, claim
-from baton_gateway.reporting.metrics import shared_page
+from baton_gateway.reporting.metrics_page import metrics_page
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
 from baton_gateway.settings import Settings, SettingsError, parse_settings
@@ -92,13 +97,20 @@ async def _serve_alone(settings: Settings, argv: list[str], stopping: asyncio.Ev
         return [server.report()]
 
     [listening], admin_socket = _bind_all(settings)
-    admin = AdminServer(reports, server.metrics.page)
+    admin = AdminServer(reports, server.metrics.page, _records(server.desk))
     await server.start(listening)
     _settle()
     await _announce(settings, listening, admin, admin_socket)
     await stopping.wait()
     await server.stop()
     await admin.stop()
+
+
+def _records(desk: RecordDesk) -> Callable[[str], Awaitable[bytes]]:
+    async def answer(query: str) -> bytes:
+        return encode_page(await desk.ask(parse_query(query)))
+
+    return answer
 
 
 def _settle() -> None:
@@ -113,7 +125,12 @@ async def _serve_with_children(settings: Settings, argv: list[str], stopping: as
         processes = GatewayProcesses(argv, listening, settings.drain_s)
     except OSError as error:
         raise _no_metrics(error) from error
-    admin = AdminServer(processes.reports, lambda: shared_page(processes.metrics_folder))
+    desk = RecordDesk(None, Path(processes.metrics_folder), settings.processes)
+    admin = AdminServer(
+        processes.reports,
+        lambda accept: metrics_page(CollectorRegistry(), processes.metrics_folder, accept),
+        _records(desk),
+    )
     if await _is_started(processes, stopping):
         await _announce(settings, listening[0], admin, admin_socket)
         await stopping.wait()

@@ -13,6 +13,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -23,6 +24,9 @@ from baton_gateway.http_api.loop_accounts import LoopAccounts
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.rate_limits import RateLimits
 from baton_gateway.http_api.routes import ApiOptions, ApiParts, HttpApi
+from baton_gateway.records.record_desk import RecordDesk
+from baton_gateway.records.record_ring import RecordRing
+from baton_gateway.reporting.metric_files import METRICS_VARIABLE
 from baton_gateway.reporting.metrics import GatewayMetrics, watch_loop_lag
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
 from baton_gateway.reporting.state_page import ProcessReport, cache_report, worker_report
@@ -83,12 +87,15 @@ class GatewayServer:
         rules = _rules(settings)
         keys = KeyDirectory(settings.keys)
         self.table = WorkerTable()
-        self.metrics = GatewayMetrics(CollectorRegistry())
+        self.metrics = GatewayMetrics(CollectorRegistry(), settings.slo_ttft_s, settings.slo_tpot_s)
         if settings.metrics_compat == "vllm":
             self.metrics.rename = lambda page: with_vllm_names(page, next(iter(self.table.served_names()), ""))
         self._templates = TemplateRenderer()
         self._admission = Admission(_limits(settings))
-        self.relay = Relay(self.table, self._admission, self._templates, self.metrics, rules)
+        records = RecordRing(settings.request_records)
+        self.relay = Relay(self.table, self._admission, self._templates, self.metrics, rules, records=records)
+        folder = os.environ.get(METRICS_VARIABLE)
+        self.desk = RecordDesk(records, None if folder is None else Path(folder), settings.processes)
         self.links = WorkerLinks(
             self.table,
             self.relay,
@@ -108,7 +115,8 @@ class GatewayServer:
         self.budget = MemoryBudget(settings.max_request_memory_mib << 20)
         limits, self._accounts = RateLimits(self.meters), LoopAccounts(self.tenants)
         parts = ApiParts(
-            *(self.relay, self.table, self.tenants, limits, self._templates, self.metrics, self.budget, self._accounts)
+            *(self.relay, self.table, self.tenants, limits, self._templates, self.metrics, self.budget, self._accounts),
+            *(self.desk, keys),
         )
         self.api = HttpApi(parts, _api_options(settings), self.health_problems)
         self.operator_link = self._operator_link(keys)
@@ -150,6 +158,7 @@ class GatewayServer:
         """Serve the listening socket until `stop`, which closes it."""
         await self._templates.start()
         await self.links.start()
+        await self.desk.start()
         limits, accounts = _connections(self._settings), self._accounts.listener
         self._http = BoundedServer(self.api.handle, limits, _log, not_http, accounts)
         self._http.begin(listening, None if self._certificate is None else self._certificate.context)
@@ -181,6 +190,7 @@ class GatewayServer:
         if self._http is not None:
             await self._http.end(SHUTDOWN_S)
         await self.links.stop()
+        await self.desk.stop()
         await self._templates.stop()
         await self.relay.prompts.compiler.stop()
 

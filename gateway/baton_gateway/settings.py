@@ -85,6 +85,8 @@ class Settings:
     """http://HOST:PORT/PATH of the process that sizes the pools."""
     name: str
     """This gateway's name, for the operator."""
+    request_records: int
+    """Records of requests that each process keeps; 0: none."""
     log_level: str
     log_format: str | None
     """None: as the environment says."""
@@ -326,6 +328,12 @@ FLAGS = (
     ),
     Flag("operator", URL, None, "http://HOST:PORT/PATH of the process that sizes the pools (default: none)"),
     Flag("name", NAME, socket.gethostname(), "this gateway's name, for the operator (default: host name)"),
+    Flag(
+        "request-records",
+        _count(0, 100_000),
+        10_000,
+        "records of requests that each process keeps for `baton explain`; 0: none (default %(default)s)",
+    ),
     Flag("log-level", _choice("debug", "info", "warning", "error"), "info", "(default %(default)s)", in_file=True),
     Flag("log-format", _choice(*LogFormat), None, f"text or json (default: {LOG_FORMAT_VARIABLE}, else text)"),
 )

@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "demo": _demo,
         "status": _status,
         "top": _top,
+        "explain": _explain,
         "ask": _ask,
         "chat": _chat,
         "logs": _logs,
@@ -244,6 +245,23 @@ def _top(options: argparse.Namespace) -> int:
         watch(shown, sys.stdout, is_live=sys.stdout.isatty() and options.format == "text", every_s=WATCH_S)
     print(shown())
     return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from baton_local.commands.explain import ExplainOptions, run_explain
+
+    return run_explain(
+        ExplainOptions(
+            id=options.id,
+            slowest=options.slowest,
+            missed=options.missed,
+            tenant=options.tenant,
+            format=options.format,
+            name=options.name,
+            url=options.url,
+            link_keys=options.link_keys,
+        )
+    )
 
 
 def _ask(options: argparse.Namespace) -> int:

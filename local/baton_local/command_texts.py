@@ -27,6 +27,11 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "why each pool has its size, the queue, the cached share, tenants by share, workers and KV links.",
         "baton top --once --format json",
     ),
+    "explain": (
+        "Shows where a request lost its time, the largest part first, or lists the slowest requests. Records have no "
+        "prompts and no answers. Exit status 1 means that no record was found.",
+        "baton explain --slowest 5",
+    ),
     "ask": (
         "Sends one question to the running deployment and streams the answer.",
         'baton ask "How does the hand-over work?" --max-tokens 200',

@@ -225,6 +225,28 @@ def _add_top(parser: argparse.ArgumentParser) -> None:
     _add_format(parser)
 
 
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "id", nargs="?", metavar="ID", help="the request's id, as X-Request-Id or the access log has it"
+    )
+    parser.add_argument("--slowest", type=integer(1, 100), metavar="N", help="the N slowest requests (default: 10)")
+    parser.add_argument("--missed", action="store_true", help="only requests that missed a target or failed")
+    parser.add_argument("--tenant", metavar="NAME", help="only requests of this tenant")
+    parser.add_argument(
+        "--format", choices=("text", "json", "perfetto"), default="text", help="perfetto: a file for ui.perfetto.dev"
+    )
+    parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
+    parser.add_argument(
+        "--url", metavar="URL", help="gateway to ask, at each of its addresses (default: this machine's)"
+    )
+    parser.add_argument(
+        "--link-keys",
+        type=Path,
+        metavar="DIR",
+        help="directory of the installation's link keys, to see all tenants (default: the API key's own requests)",
+    )
+
+
 def _add_ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", metavar="TEXT", help="the question")
     parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
@@ -385,6 +407,7 @@ COMMANDS: Mapping[str, tuple[str, AddOptions]] = {
     "demo": ("start a deployment, ask it one question, show the KV transfers, stop it", _add_demo),
     "status": ("show the running processes and their latencies", _add_status),
     "top": ("watch pools, targets, queue, tenants and links live", _add_top),
+    "explain": ("show where a request lost its time", _add_explain),
     "ask": ("send one question to the running deployment", _add_ask),
     "chat": ("have a conversation with the running deployment", _add_chat),
     "logs": ("print the logs of the deployment's processes", _add_logs),

@@ -226,3 +226,17 @@ def test_a_bad_settings_file_names_its_field(content: str, tmp_path: Path) -> No
     path.write_text(content)
     with pytest.raises(SettingsError, match=r"gateway\.json"):
         parse_settings([*FLAGS, f"--config={path}"])
+
+
+async def test_the_admin_listener_has_the_records_of_all_processes(pool: FakePool, http: aiohttp.ClientSession) -> None:
+    async with program(pool, "--processes=2") as (_, at):
+        await until_linked(http, at["admin_port"], 2)
+        for number in range(4):
+            headers = {"X-Request-Id": f"asked-{number}"}
+            url = f"http://127.0.0.1:{at['port']}{CHAT}"
+            # each over a connection of its own, perhaps to the other process
+            async with aiohttp.ClientSession() as fresh, fresh.post(url, json=BODY, headers=headers) as got:
+                assert got.status == 200
+        page = await until_told(http, at["admin_port"], "/requests?slowest=9", lambda page: len(page["records"]) == 4)
+    assert {record["id"] for record in page["records"]} == {f"asked-{number}" for number in range(4)}
+    assert (len(page["processes"]), page["silent"]) == (2, [])

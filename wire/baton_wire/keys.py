@@ -29,6 +29,7 @@ MAX_KEY_ID_BYTES = 32
 _KEY_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,31}")
 _HEX = re.compile(rb"[0-9a-fA-F]+")
 _PURPOSE = b"baton link key\0"
+_OPERATOR_PURPOSE = b"baton operator token"
 _FORBIDDEN_MODE = stat.S_IWGRP | stat.S_IRWXO
 
 
@@ -139,3 +140,18 @@ def derived_key(master: bytes, uid: str) -> str:
     if len(master) < MIN_MASTER_BYTES:
         raise ValueError(f"a master key has {len(master)} bytes: must be at least {MIN_MASTER_BYTES}")
     return hmac.new(master, _PURPOSE + uid.encode(), hashlib.sha256).hexdigest()
+
+
+def operator_token(link_key: bytes) -> str:
+    """The bearer token by which whoever has a link key of an installation may see all of its tenants' records.
+
+    HMAC-SHA256(link key, "baton operator token"), as 64 hex digits. The link key does not follow from it.
+    """
+    return hmac.new(link_key, _OPERATOR_PURPOSE, hashlib.sha256).hexdigest()
+
+
+def is_operator_token(token: str, keys: KeySet) -> bool:
+    """Return True if a token follows from one of the link keys."""
+    given = token.encode(errors="replace")
+    matches = [hmac.compare_digest(operator_token(key).encode(), given) for key in keys.by_id.values()]
+    return any(matches)

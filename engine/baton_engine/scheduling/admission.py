@@ -22,7 +22,7 @@ from baton_engine.scheduling.engine_state import (
     may_draw,
     may_take_slots,
 )
-from baton_engine.scheduling.events import Computing
+from baton_engine.scheduling.events import ChunkLaunched, Computing
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, SharedPrefix, SharedPrefixStage
 from baton_engine.scheduling.step_draft import LaunchedChunk, StepDraft
 from baton_engine.scheduling.step_plan import PrefillChunk
@@ -213,6 +213,8 @@ def _add_chunk(state: EngineState, draft: StepDraft, prefix: SharedPrefix) -> No
         prefix.request.is_announced = True  # from now on a transfer may be reading its blocks
         table = tuple(state.pool.table(prefix.owner))
         state.events.append(Computing(prefix.request.key, draft.step, end, table))
+    elif size:
+        state.events.append(ChunkLaunched(prefix.request.key))
     if is_last:
         _finish_prefix(state, draft, prefix)
 

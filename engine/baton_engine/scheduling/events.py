@@ -98,6 +98,20 @@ class Computing:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkLaunched:
+    """A step, about to be launched, computes a chunk of the prompt of a sequence that is not held."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """Sequences of the request gave up their blocks, and will be computed again."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
 class Prefilled:
     """A held sequence is complete: every choice has its first token.
 
@@ -140,4 +154,16 @@ class Failed:
     detail: str = ""
 
 
-SchedulerEvent = Drawn | PromptScored | PromptEncoded | Computing | Computed | Prefilled | Reserved | Queued | Failed
+SchedulerEvent = (
+    Drawn
+    | PromptScored
+    | PromptEncoded
+    | Computing
+    | Computed
+    | ChunkLaunched
+    | Preempted
+    | Prefilled
+    | Reserved
+    | Queued
+    | Failed
+)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 
 from baton_engine.scheduling.engine_state import EngineState, close_slot, leave_stage, release_blocks
+from baton_engine.scheduling.events import Preempted
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, SharedPrefix, SharedPrefixStage
 
 
@@ -24,6 +25,7 @@ def youngest(state: EngineState) -> Sequence | SharedPrefix | None:
 def preempt(state: EngineState, victim: Sequence | SharedPrefix) -> None:
     """Take the victim's blocks and slots; its generated tokens are kept and extend the prompt of its next start."""
     state.preemptions += 1
+    state.events.append(Preempted(victim.request.key))
     if isinstance(victim, Sequence):
         if victim.stage is SequenceStage.RUNNING:
             state.batch.leave(victim, SequenceStage.PREFIX)

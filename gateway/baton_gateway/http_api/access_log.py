@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from baton_gateway.records.record_builder import worker_name
+from baton_gateway.records.trail import Moment, Trail
 from baton_gateway.requests.live_request import LiveRequest
 
 _log = logging.getLogger("baton.gateway.access")
@@ -46,6 +48,8 @@ class Exchange:
     is_probe: bool = False
     """True for health and metrics, which are requested all the time and not logged."""
     tenant: str | None = None
+    is_operator: bool = False
+    """True if the installation's operator asks."""
     live: LiveRequest | None = None
     session: int | None = None
     """A number of the session that the client named."""
@@ -107,4 +111,27 @@ def _generation_fields(live: LiveRequest) -> dict[str, Any]:
         "completion_tokens": life.completion_tokens(),
         "attempts": life.attempts,
         "ttft_s": None if first_s is None else round(first_s - live.times.arrived_s, 4),
+        "cached_tokens": life.cached_tokens(),
+        "lost": None if live.last_lost is None else live.last_lost.value,
+    } | (_trail_fields(live.trail) if live.trail is not None else {})
+
+
+def _trail_fields(trail: Trail) -> dict[str, Any]:
+    """Return how long it queued, its latest route with its workers, and how long the hand-over took."""
+    admitted = next((mark for mark in trail.marks if mark.moment == Moment.ADMITTED), None)
+    offered = next((mark for mark in trail.marks if mark.moment == Moment.OFFERED), None)
+    routed = next((mark for mark in reversed(trail.marks) if mark.moment == Moment.ROUTED), None)
+    fields: dict[str, Any] = {
+        "queue_s": None if admitted is None or offered is None else round(admitted.at_s - offered.at_s, 4)
     }
+    if routed is None:
+        return fields
+    first_s = {
+        mark.worker: mark.at_s
+        for mark in trail.marks
+        if mark.moment == Moment.FIRST and (mark.run, mark.attempt) == (routed.run, routed.attempt)
+    }
+    workers = [worker_name(epoch) for epoch in (routed.worker, routed.decode) if epoch]
+    begun_s, landed_s = first_s.get(routed.worker), first_s.get(routed.decode)
+    took_s = None if begun_s is None or landed_s is None else round(max(0.0, landed_s - begun_s), 4)
+    return fields | {"route": routed.text, "workers": workers, "handover_s": took_s}

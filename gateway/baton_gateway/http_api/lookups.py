@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from importlib import resources
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
@@ -20,8 +19,8 @@ from baton_gateway.helper_processes.process_lane import NOT_READY_S, WEDGED_S, H
 from baton_gateway.http_api.front_page import HEADERS as FRONT_HEADERS
 from baton_gateway.http_api.front_page import as_html, as_text
 from baton_gateway.http_api.model_names import ModelNames
-from baton_gateway.reporting.admin_server import METRICS_TYPE
 from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.reporting.metrics_page import own_version
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy, revisions
@@ -29,7 +28,6 @@ from baton_gateway.workers.route import RoutePolicy, revisions
 MODELS = "/v1/models"
 SERVER = {"Server": "baton"}
 JSON = {"Content-Type": "application/json", **SERVER}
-_DISTRIBUTION = "baton-serving"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -52,7 +50,7 @@ class Lookups:
         self._health_problems = health_problems
         self._started = int(time.time())
         self._openapi = resources.files(__package__).joinpath("openapi.json").read_bytes()
-        self._version = _encode({"version": _version()})
+        self._version = _encode({"version": own_version()})
 
     async def models(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         known = self._names.list_names().items()
@@ -103,7 +101,8 @@ class Lookups:
         return web.Response(text=text, content_type=kind, charset="utf-8", headers=SERVER | FRONT_HEADERS)
 
     async def metrics(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return web.Response(body=self._metrics.page(), headers={"Content-Type": METRICS_TYPE, **SERVER})
+        body, content_type = self._metrics.page(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type, **SERVER})
 
     def _entry(self, name: str, served: str) -> dict[str, Any]:
         """Return one model in the form of OpenAI's and vLLM's lists.
@@ -113,14 +112,6 @@ class Lookups:
         """
         entry = {"id": name, "object": "model", "created": self._started, "owned_by": "baton"}
         return entry | {"root": served, "parent": None, "max_model_len": self._table.max_context_tokens(served)}
-
-
-def _version() -> str:
-    """Return the version; an image may contain the packages without their metadata."""
-    try:
-        return version(_DISTRIBUTION)
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _json(content: dict[str, Any]) -> web.Response:

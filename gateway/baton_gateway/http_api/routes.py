@@ -38,6 +38,7 @@ from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.parsed_part_cache import ParsedPartCache
 from baton_gateway.http_api.rate_limits import RateLimits
+from baton_gateway.http_api.record_lookup import OPERATOR, RECORDS, RecordLookup
 from baton_gateway.http_api.request_body import RequestBody, holder_of
 from baton_gateway.http_api.session_hint import session_number
 from baton_gateway.http_api.tokenising import Tokenising
@@ -48,6 +49,7 @@ from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from baton_gateway.openai_api.response_encoding import error_body
 from baton_gateway.openai_api.streaming_writer import STALL_S, StreamingWriter
+from baton_gateway.records.record_desk import RecordDesk
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
@@ -58,6 +60,7 @@ from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.fair_loop.charging import charge_to
+from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
 from baton_wire.listening.source_address import source_of
 
@@ -86,6 +89,8 @@ class ApiParts:
     metrics: GatewayMetrics
     budget: MemoryBudget
     accounts: LoopAccounts
+    desk: RecordDesk
+    keys: KeyDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,7 @@ class HttpApi:
         self._cache = ParsedPartCache()
         self._table = parts.table
         self._tenants = parts.tenants
+        self._records = RecordLookup(parts.desk, parts.tenants, parts.keys)
         self._limits = parts.limits
         self._access_log = AccessLog()
         self._complaints = Complaints(_log)
@@ -138,6 +144,7 @@ class HttpApi:
             "/tokenize": HttpEndpoint(("POST",), self._tokenize),
             "/detokenize": HttpEndpoint(("POST",), self._detokenize),
             "/tokenizer_info": HttpEndpoint(("GET",), self._tokenizer_info),
+            RECORDS: HttpEndpoint(("GET",), self._records.records, takes_operator=True),
             "/openapi.json": HttpEndpoint(("GET",), lookups.openapi),
             "/version": HttpEndpoint(("GET",), lookups.version),
             "/health": HttpEndpoint(("GET", "POST"), lookups.routable, is_open=True, is_probe=True),
@@ -184,6 +191,8 @@ class HttpApi:
         finally:
             self._metrics.answered(status)
             self._access_log.log(exchange, request.method, status, clock())
+            if exchange.live is not None:
+                self._relay.closed(exchange.live)
 
     def _exchange(self, request: web.BaseRequest, now: float) -> Exchange:
         own_id = choose_request_id(request.headers.get(ID_HEADER))
@@ -201,12 +210,8 @@ class HttpApi:
                     return web.Response(status=204, headers=SERVER | preflight_headers(endpoint.methods))
                 if request.method not in endpoint.methods:
                     raise RefusedError(errors.method_not_allowed(endpoint.methods))
-                tenant = (
-                    DEFAULT_TENANT
-                    if endpoint.is_open
-                    else self._tenants.authenticate(endpoint.credentials(request), time.time())
-                )
-                exchange.tenant = tenant.name
+                tenant = self._tenant(endpoint, request, exchange)
+                exchange.tenant = None if exchange.is_operator else tenant.name
                 self._charge(request, tenant, endpoint)
                 return await endpoint.handler(request, tenant)
             except RefusedError as refusal:
@@ -225,6 +230,18 @@ class HttpApi:
             charge_to(self._accounts.of(tenant, source_of(request.remote or "")))
         elif endpoint.is_probe:
             charge_to(self._accounts.probes)
+
+    def _tenant(self, endpoint: HttpEndpoint, request: web.BaseRequest, exchange: Exchange) -> Tenant:
+        """Return who asks. Raises RefusedError."""
+        if endpoint.is_open:
+            return DEFAULT_TENANT
+        credentials = endpoint.credentials(request)
+        if not endpoint.takes_operator:
+            return self._tenants.authenticate(credentials, time.time())
+        if self._records.is_operator(credentials):
+            exchange.is_operator = True
+            return OPERATOR
+        return self._records.authenticate(credentials, time.time())
 
     async def watch_streams(self) -> None:
         """Cancel requests whose clients stopped reading. Runs for the life of the server."""
@@ -329,7 +346,9 @@ class HttpApi:
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         writer = CollectingWriter(form, charge)
-        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id, exchange.session)
+        live = exchange.live = self._relay.start(
+            parsed, tenant, writer, exchange.id, exchange.session, exchange.began_s
+        )
         try:
             result = await writer.done
         finally:
@@ -381,7 +400,9 @@ class HttpApi:
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         writer = StreamingWriter(exchange.id, form, charge)
-        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id, exchange.session)
+        live = exchange.live = self._relay.start(
+            parsed, tenant, writer, exchange.id, exchange.session, exchange.began_s
+        )
         entry = (live, writer)
         try:
             if (problem := await writer.opened) is not None:

@@ -1,4 +1,7 @@
-"""The admin listener: `/state` and `/metrics` on loopback, read only, for the local runtime and users of this host."""
+"""The admin listener: `/state`, `/metrics` and `/requests` on loopback, read only.
+
+For the local runtime and users of this host.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,22 @@ from baton_wire.listening.descriptors import connection_cap
 _log = logging.getLogger("baton.gateway.admin")
 MAX_CONNECTIONS = 256
 STOP_S = 1.0
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class AdminServer:
-    """`reports` asks every process of this gateway; `metrics_body` renders their metrics together."""
+    """`reports` asks every process of this gateway; `metrics_body` renders their metrics together for an `Accept`
+    header, and returns them with their content type; `records_body` answers a query for records, and raises ValueError
+    where that is malformed.
+    """
 
     def __init__(
-        self, reports: Callable[[], Awaitable[list[ProcessReport]]], metrics_body: Callable[[], bytes]
+        self,
+        reports: Callable[[], Awaitable[list[ProcessReport]]],
+        metrics_body: Callable[[str], tuple[bytes, str]],
+        records_body: Callable[[str], Awaitable[bytes]],
     ) -> None:
         self._reports = reports
+        self._records_body = records_body
         self._metrics_body = metrics_body
         self._http: BoundedServer | None = None
 
@@ -40,9 +49,19 @@ class AdminServer:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method != "GET":
             return web.Response(status=405, headers={"Allow": "GET"})
+        path, _, query = request.raw_path.partition("?")
+        if path == "/requests":
+            return await self._records(query)
         match request.raw_path:
             case "/state":
                 return web.Response(body=state_body(await self._reports()), content_type="application/json")
             case "/metrics":
-                return web.Response(body=self._metrics_body(), headers={"Content-Type": METRICS_TYPE})
+                body, content_type = self._metrics_body(request.headers.get("Accept", ""))
+                return web.Response(body=body, headers={"Content-Type": content_type})
         return web.Response(status=404)
+
+    async def _records(self, query: str) -> web.StreamResponse:
+        try:
+            return web.Response(body=await self._records_body(query), content_type="application/json")
+        except ValueError as error:
+            return web.Response(status=400, text=f"{error}\n")

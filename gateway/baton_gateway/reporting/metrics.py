@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from baton_gateway.reporting.metric_files import METRICS_VARIABLE
+from baton_gateway.reporting.metrics_page import metrics_page
 from baton_gateway.reporting.outcome import Outcome, RequestTotals
 from baton_gateway.reporting.recent_sketch import RecentSketch
 from baton_gateway.reporting.telemetry import LoadTelemetry
@@ -82,20 +82,27 @@ class CacheUse:
 class GatewayMetrics:
     """Every series exists from the start, so that their number never changes. Names: docs/metrics.md."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, ttft_s: float | None = None, tpot_s: float | None = None) -> None:
+        """`ttft_s`, `tpot_s`: targets, which become bounds of buckets, so that attainment is exact."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry
-        self.rename: Callable[[bytes], bytes] = bytes
-        """Adds other names to a page of metrics."""
+        self.rename: Callable[[bytes], bytes] | None = None
+        """Adds other names to a page of metrics in plain text."""
+        self._ttft_buckets, self._tpot_buckets = with_bound(_TIME_BUCKETS, ttft_s), with_bound(_GAP_BUCKETS, tpot_s)
         self.telemetry = LoadTelemetry()
         self.cache_use = CacheUse()
         self._make_histograms(registry)
         self._make_counters(registry)
         self._make_gauges(registry)
 
-    def page(self) -> bytes:
-        """The metrics of this process, or of all that share its port."""
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """The metrics of this process, or of all that share its port, and their content type. `accept`: the header of
+        the reader. Other names are added to plain text alone."""
         folder = os.environ.get(METRICS_VARIABLE)
-        return self.rename(generate_latest(self._registry) if folder is None else shared_page(folder))
+        if self.rename is None:
+            return metrics_page(self._registry, folder, accept)
+        page, content_type = metrics_page(self._registry, folder)
+        return self.rename(page), content_type
 
     # What happens -----------------------------------------------------------------------------------------------------
 
@@ -114,16 +121,21 @@ class GatewayMetrics:
         self._queue.observe(now - times.arrived_s)
 
     def routed(self, route: Route) -> None:
-        name = "kept" if route.is_prefill_local else "local" if route.is_decode_local else "disaggregated"
-        self._routes[name].inc()
+        self._routes[route_name(route)].inc()
         if route.moved is not None:
             self._moved[route.moved].inc()
             self.cache_use.moved[route.moved] += 1
 
+    def retried(self, reason: Reason) -> None:
+        """Another attempt begins. `reason`: why the one before ended."""
+        self._retries[reason].inc()
+
     def leg_failed(self, reason: Reason) -> None:
         self._legs[reason].inc()
 
-    def delivered(self, times: RequestTimes, choice: int, tokens: int, now: float) -> None:
+    def delivered(self, times: RequestTimes, choice: int, tokens: int, now: float) -> float:
+        """Count tokens of a choice. Returns the seconds that each took since the ones before; 0: they are the first."""
+        gap_s = 0.0
         last_s = times.last_s.get(choice)
         if last_s is None:
             times.first_s[choice] = now
@@ -133,8 +145,10 @@ class GatewayMetrics:
                 self.ttft.observe(now - times.arrived_s, now)
         elif tokens:
             times.tokens[choice] += tokens
-            self._itl.observe((now - last_s) / tokens)
+            gap_s = (now - last_s) / tokens
+            self._itl.observe(gap_s)
         times.last_s[choice] = now
+        return gap_s
 
     def ended(self, times: RequestTimes, outcome: Outcome, totals: RequestTotals, now: float) -> None:
         self._requests[outcome].inc()
@@ -142,7 +156,6 @@ class GatewayMetrics:
         self._completion_tokens.inc(totals.completion_tokens)
         if totals.cached_tokens is not None:
             self._count_cached(totals.prompt_tokens, totals.cached_tokens, totals.cacheable_tokens)
-        self._retries.inc(max(0, totals.attempts - 1))
         self._migrations.inc(totals.migrations)
         self._conflicts.inc(totals.conflicts)
         if outcome is Outcome.FINISHED:
@@ -190,10 +203,10 @@ class GatewayMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"baton_gateway_{name}_seconds", text, registry=registry, buckets=buckets)
 
-        ttft = histogram("ttft", "From the request's arrival to its first token", _TIME_BUCKETS)
-        tpot = histogram("tpot", "Mean gap between a choice's tokens, gap 1-2 included", _GAP_BUCKETS)
+        ttft = histogram("ttft", "From the request's arrival to its first token", self._ttft_buckets)
+        tpot = histogram("tpot", "Mean gap between a choice's tokens, gap 1-2 included", self._tpot_buckets)
         self.ttft, self.tpot = Latency(ttft, self.telemetry.ttft), Latency(tpot, self.telemetry.tpot)
-        self._itl = histogram("itl", "Gap between one token and the next", _GAP_BUCKETS)
+        self._itl = histogram("itl", "Gap between one token and the next", self._tpot_buckets)
         self._e2e = histogram("e2e", "From arrival to the end of a finished request", _TIME_BUCKETS)
         self._queue = histogram("queue", "From arrival to admission", _TIME_BUCKETS)
         self._compile = histogram("grammar_compile", "From a new schema or grammar to its definition", _GAP_BUCKETS)
@@ -219,7 +232,8 @@ class GatewayMetrics:
         moved = counter("moved_sessions", "Prompts computed elsewhere than where most of them was cached", "reason")
         self._moved = {reason: moved.labels(reason.value) for reason in MoveReason}
         self._completion_tokens = counter("completion_tokens", "Generated tokens that were delivered")
-        self._retries = counter("retries", "Attempts after the first")
+        retries = counter("retries", "Attempts after the first, by why the one before ended", "reason")
+        self._retries = {reason: retries.labels(reason.value) for reason in Reason}
         self._migrations = counter("migrations", "Attempts that went on from delivered tokens")
         self._conflicts = counter("token_conflicts", "Attempts in which a worker repeated a token otherwise")
         altered = counter("altered_frames", "Frames that did not arrive as they were sent; each ended its link", "link")
@@ -236,11 +250,14 @@ class GatewayMetrics:
         self._workers = {role: workers.labels(role.value) for role in POOL_ROLES}
 
 
-def shared_page(folder: str) -> bytes:
-    """The metrics of all processes that write to this folder."""
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
-    return generate_latest(registry)
+def with_bound(buckets: tuple[float, ...], target_s: float | None) -> tuple[float, ...]:
+    """Return the bounds of buckets with a target among them."""
+    return buckets if target_s is None else tuple(sorted({*buckets, target_s}))
+
+
+def route_name(route: Route) -> str:
+    """Return which of `ROUTES` the route is."""
+    return "kept" if route.is_prefill_local else "local" if route.is_decode_local else "disaggregated"
 
 
 async def watch_loop_lag(observe: Callable[[float], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from baton_gateway.errors import Problem
 from baton_gateway.openai_api.answer_bounds import bytes_ahead, values_bytes
 from baton_gateway.openai_api.answer_writers import AnswerWriter
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
+from baton_gateway.records.trail import Moment, Trail
 from baton_gateway.reporting.metrics import RequestTimes
 from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.preparing import PromptRules, begin_choice_texts
@@ -27,7 +29,7 @@ from baton_gateway.requests.wait_prediction import WaitRules
 from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.route import RoutePolicy
-from baton_wire.messages.values import Finish, PairFingerprint
+from baton_wire.messages.values import Finish, PairFingerprint, Reason
 from baton_wire.rules.prefix_digests import PromptPlaces
 
 ALTERNATIVES_A_SEQUENCE = 4
@@ -95,6 +97,20 @@ class LiveRequest:
     """Bytes of its text and ids, once it waited for a first pair of workers."""
     scores: ScoredPrompts | None = None
     """Log probabilities of the prompts; None: the client wants none."""
+    trail: Trail | None = None
+    """Where its time goes; None: no records are kept."""
+    queued_for: str = ""
+    """Why it waits for admission."""
+    is_parked: bool = False
+    """True while it waits for workers that serve its model."""
+    last_lost: Reason | None = None
+    """Why its latest attempt was lost."""
+    outcome: str = ""
+    """How it ended; empty: it has not."""
+    problem: Problem | None = None
+    """The error that it ended with."""
+    slow_gap_s: float = math.inf
+    """Longer gaps between its tokens are noted."""
     parse_plan: ParsePlan | None = None
     """How its answers are parsed; None: they are plain text."""
     context: Context = field(default_factory=copy_context)
@@ -103,6 +119,11 @@ class LiveRequest:
     @property
     def prompt_field(self) -> str:
         return "messages" if isinstance(self.request, ChatRequest) else "prompt"
+
+    def note(self, moment: Moment, text: str = "", run: bytes = b"") -> None:
+        """Note on its trail that something happened now."""
+        if self.trail is not None:
+            self.trail.mark(asyncio.get_running_loop().time(), moment, run, text)
 
     def keep_timer(self, loop: asyncio.AbstractEventLoop, tick: Callable[[LiveRequest], None]) -> None:
         """Call `tick` when the life's next Tick is due."""

@@ -15,6 +15,7 @@ from baton_gateway.errors import RefusedError
 from baton_gateway.openai_api.answer_bounds import token_bytes
 from baton_gateway.openai_api.openai_types import ApiEndpoint, ChatRequest
 from baton_gateway.openai_api.response_encoding import AnswerHead, ResponseHead
+from baton_gateway.records.trail import Moment
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest, answer_bytes
 from baton_gateway.requests.preparing import (
@@ -91,7 +92,7 @@ class PromptBuilder:
         encoded = await self._encode(live, text, limits)
         if live.parse_plan is None or live.parse_plan.output_format is None:
             return encoded, None
-        return encoded, await self.compiler.compile(live.parse_plan.output_format, live.tenant.name, live.unenforced)
+        return encoded, await self._compile(live, live.parse_plan.output_format)
 
     async def _encode_while_compiling(
         self, live: LiveRequest, shape: OutputFormat, text: TextModel, limits: ModelLimits
@@ -99,7 +100,7 @@ class PromptBuilder:
         """Both at once: a format that the client asks for does not need the prompt. Raises the first RefusedError."""
         try:
             async with asyncio.TaskGroup() as both:
-                compiling = both.create_task(self.compiler.compile(shape, live.tenant.name, live.unenforced))
+                compiling = both.create_task(self._compile(live, shape))
                 encoded = await self._encode(live, text, limits)
         except* RefusedError as refusals:
             raise refusals.exceptions[0] from None
@@ -108,11 +109,21 @@ class PromptBuilder:
     async def _encode(self, live: LiveRequest, text: TextModel, limits: ModelLimits) -> list[bytes]:
         request, tenant = live.request, live.tenant.name
         if not isinstance(request, ChatRequest):
-            return await self.encoder.encode(completion_prompts(request, text, limits), tenant)
+            encoded = await self.encoder.encode(completion_prompts(request, text, limits), tenant)
+            live.note(Moment.TOKENISED)
+            return encoded
         conversation = build_conversation(request.messages, request.tool_use, request.prompting)
         rendered = await self.templates.render(text.bundle, conversation, tenant, chat_room(text, limits))
+        live.note(Moment.RENDERED)
         live.parse_plan = plan_parsing(request, rendered, text.answer_format)
-        return await self.encoder.encode([chat_prompt(rendered, text, limits)], tenant)
+        encoded = await self.encoder.encode([chat_prompt(rendered, text, limits)], tenant)
+        live.note(Moment.TOKENISED)
+        return encoded
+
+    async def _compile(self, live: LiveRequest, shape: OutputFormat) -> Grammar:
+        grammar = await self.compiler.compile(shape, live.tenant.name, live.unenforced)
+        live.note(Moment.COMPILED)
+        return grammar
 
 
 def limits_for(tenant: Tenant, limits: ModelLimits) -> ModelLimits:

@@ -14,7 +14,9 @@ from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.openai_api.answer_writers import AnswerWriter
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.openai_api.response_encoding import Usage
-from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.records.record_ring import RecordRing
+from baton_gateway.records.trail import Moment, keep
+from baton_gateway.reporting.metrics import GatewayMetrics, route_name
 from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.accounting import answer_lengths, count_backlog, count_end, count_prompt
 from baton_gateway.requests.admission import Admission, Verdict
@@ -31,6 +33,7 @@ from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.model_loads import ModelLoads
 from baton_gateway.requests.parked_requests import select_parked_evictions
 from baton_gateway.requests.prompt_builder import PromptBuilder
+from baton_gateway.requests.record_keeping import begin_trail, trail_facts
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import (
     Action,
@@ -87,8 +90,12 @@ class Relay:
         metrics: GatewayMetrics,
         rules: RelayRules,
         dice: random.Random | None = None,
+        records: RecordRing | None = None,
     ) -> None:
-        """`dice`: the operating system's when None, because clients must not be able to guess the ids of requests."""
+        """`dice`: the operating system's when None, because clients must not be able to guess the ids of requests.
+        `records` gets the records of requests that have ended.
+        """
+        self.records = RecordRing() if records is None else records
         self._table = table
         self._admission = admission
         self._metrics = metrics
@@ -141,9 +148,10 @@ class Relay:
         writer: AnswerWriter,
         request_id: str = "",
         session: int | None = None,
+        began_s: float | None = None,
     ) -> LiveRequest:
         """Begin a request. Raises RefusedError when it may not even wait. `session`: a number of the session that its
-        client named.
+        client named; `began_s`: when the head of its HTTP request was read; None: now.
 
         Its wait is predicted first, because that changes nothing: only a request that may join the queue evicts others.
         """
@@ -164,6 +172,8 @@ class Relay:
         life = self._new_life(request.options.n, tenant, now)
         times = self._metrics.arrived(now)
         live = LiveRequest(life, request, tenant, writer, ticket, times, request_id, session=session)
+        if self.records.is_on:
+            begin_trail(live, began_s, now, self._rules.life.tpot_s, is_own_quota=is_own_quota)
         self._by_ticket[ticket] = live
         load = self._loads.of(live)
         load.add(ticket, work, tenant, now=now)
@@ -234,6 +244,8 @@ class Relay:
         process falls behind, it writes less often."""
         for entry in frame.entries:
             if (live := self._by_run.get(entry.request)) is not None:
+                if live.trail is not None and (live.trail.expected or entry.times is not None):
+                    live.trail.arrived(self._loop.time(), entry.request, epoch, entry.times)
                 self._deliveries.add(live, epoch, entry)
 
     @property
@@ -246,6 +258,8 @@ class Relay:
         for epoch, entry in arrived:
             if self._by_run.get(entry.request) is live:  # its run may have ended meanwhile
                 actions = live.life.handle(Arrived(epoch, entry), now)
+                if live.life.lost_attempts:
+                    self._note_lost(live, now)
                 self._carry_out(live, actions, now)
                 if not actions or type(actions[-1]) is not Deliver:
                     self._keep_timer(live)
@@ -280,9 +294,19 @@ class Relay:
     def _feed(self, live: LiveRequest, event: Event) -> None:
         now = self._loop.time()
         actions = live.life.handle(event, now)
+        if live.life.lost_attempts:
+            self._note_lost(live, now)
         self._carry_out(live, actions, now)
         self._keep_timer(live)
         self._count(live)
+
+    def _note_lost(self, live: LiveRequest, now: float) -> None:
+        """Note which attempts ended without their results."""
+        for lost in live.life.lost_attempts:
+            live.last_lost = lost.reason
+            if live.trail is not None:
+                live.trail.failed(now, lost.run, lost.attempt, lost.at_fault, lost.reason.value)
+        live.life.lost_attempts.clear()
 
     def _count(self, live: LiveRequest) -> None:
         """Report the request's sequences at work to admission: each that ended may let another one in."""
@@ -307,9 +331,14 @@ class Relay:
                     case PickRoute() if live.ticket in self._by_ticket:
                         route = self.choose(live, action)
                         self._count_missing(live, action, route)
-                        if not self.held.holds(live, action, route, self._rules.ttft_s, self._rules.life.tpot_s):
+                        if self.held.holds(live, action, route, self._rules.ttft_s, self._rules.life.tpot_s):
+                            live.note(Moment.HELD, run=action.run)
+                        else:
                             self._feed(live, self._routed(live, action, route))
                     case Prepare():
+                        if live.is_parked:
+                            live.is_parked = False
+                            live.note(Moment.UNPARKED)
                         live.preparing = self._loop.create_task(self._prepare(live), context=live.context)
                     case End():
                         self._end(live, action, now)
@@ -330,7 +359,9 @@ class Relay:
             self._end(live, End(Outcome.FAILED, problem), now)
 
     def _deliver(self, live: LiveRequest, action: Deliver, now: float) -> None:
-        self._metrics.delivered(live.times, action.choice, len(action.ids), now)
+        gap_s = self._metrics.delivered(live.times, action.choice, len(action.ids), now)
+        if gap_s > live.slow_gap_s and live.trail is not None:
+            live.trail.slow(gap_s, now, action.choice)
         if action.is_first:
             self._loads.of(live).mark_answered(live.ticket)
             self._routing.settle(live.run_ids, now)
@@ -359,6 +390,8 @@ class Relay:
             self._by_run.pop(run, None)
         self._routing.settle(live.run_ids, now)
         live.cancel()
+        live.note(Moment.ENDED, action.outcome.value)
+        live.outcome, live.problem = action.outcome.value, action.problem
         self._admit(self._admission.leave(live.ticket))
         if not self._by_ticket:
             self._idle.set()
@@ -384,6 +417,7 @@ class Relay:
                 event = self._park(live, revision)
             else:
                 event = Prepared(await self.prompts.build(live, revision, self._rules.prompts))
+                live.note(Moment.PREPARED)
         except BaseException as error:  # noqa: BLE001 (nothing else would end it before its deadline)
             event = Refused(self._problem(error, live.prompt_field))
         live.preparing = None
@@ -398,6 +432,8 @@ class Relay:
         for other in evicted:
             self._feed(other, Refused(errors.no_workers(self._admission.retry_after_s(other.tenant))))
         self.on_parked()
+        live.is_parked = True
+        live.note(Moment.PARKED)
         return NoRevision(problem)
 
     # Routing ----------------------------------------------------------------------------------------------------------
@@ -436,11 +472,16 @@ class Relay:
         now = self._loop.time()
         if isinstance(route, Problem):
             self.on_parked()
+            live.note(Moment.UNROUTED, run=action.run)
             return NoRoute(action.run, route, self._routing.is_superseded(live, self._rules.route))
         if live.life.attempts == 0:
             count_prompt(self._metrics, live, action, route, self._routing.places(live, action.prompt), now)
         self._routing.record(live, action, route, now)
         self._metrics.routed(route)
+        if live.last_lost is not None and not action.is_first:
+            self._metrics.retried(live.last_lost)
+        if live.trail is not None:
+            self._note_route(live, action.run, route, now)
         self._by_run[action.run] = live
         live.run_ids = (*live.run_ids, action.run)
         load = self._loads.of(live)
@@ -448,6 +489,20 @@ class Relay:
         if action.is_first:
             load.record_prefill(live.tenant, route.own_s, route.missing_tokens or action.tokens, now)
         return Routed(action.run, route)
+
+    def _note_route(self, live: LiveRequest, run: bytes, route: Route, now: float) -> None:
+        assert live.trail is not None
+        live.trail.routed(now, run, live.life.attempt_of(run) + 1, route.prefill, route.decode, route_name(route))
+        for epoch in (route.decode, route.prefill):
+            if epoch is not None and not self.records.knows(epoch) and (worker := self._table.get(epoch)) is not None:
+                self.records.remember(epoch, str(worker.address))
+
+    def closed(self, live: LiveRequest) -> None:
+        """Keep the record of a request: its client has the whole answer, or is gone."""
+        if live.trail is not None:
+            live.note(Moment.CLOSED)
+            self.records.add(keep(live.trail, trail_facts(live, self._rules)))
+            live.trail = None
 
     # Timers -----------------------------------------------------------------------------------------------------------
 
@@ -468,6 +523,7 @@ class Relay:
         if live.ticket in self._by_ticket:
             now = self._loop.time()
             self._metrics.admitted(live.times, now)
+            live.note(Moment.ADMITTED, live.queued_for)
             self._loads.of(live).admit(live.ticket, now)
             self._feed(live, Admitted())
 

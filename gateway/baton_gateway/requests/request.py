@@ -27,6 +27,7 @@ from baton_gateway.requests.request_events import (
     Event,
     LegEnded,
     LifeRules,
+    LostAttempt,
     NoRevision,
     NoRoute,
     PickRoute,
@@ -81,6 +82,8 @@ class RequestLife:
         self.migrations = 0
         self.conflicts = 0
         """Attempts in which a worker repeated a delivered token differently."""
+        self.lost_attempts: list[LostAttempt] = []
+        """Attempts that ended without their results and that were not looked at yet."""
         self.flow = request
         """The id under which this request, or all of its tenant's, share one turn at the workers."""
         self._request = int.from_bytes(request)
@@ -126,6 +129,10 @@ class RequestLife:
 
     def completion_tokens(self) -> int:
         return sum(len(choice.ids) for choice in self._choices)
+
+    def attempt_of(self, run: bytes) -> int:
+        """Return the number of a run's latest attempt; 0: it had none, or it is over."""
+        return 0 if (known := self._runs.get(run)) is None else known.attempt
 
     def prompt_tokens(self) -> int:
         return sum(prompt.num_tokens for prompt in self._prompts)
@@ -387,6 +394,7 @@ class RequestLife:
         """The attempt is over: stop its other leg, then retry within the rules, each choice from its last token."""
         delivered = max(len(self._choices[choice].ids) for choice in run.choices)
         at_fault = run.decode if is_retained else worker if is_gone else worker_at_fault(run, worker, reason)
+        self.lost_attempts.append(LostAttempt(run.request, run.attempt, at_fault, reason))
         retained_by = retaining_worker(run, at_fault, reason, delivered)
         cancels = [action for action in self._cancel_legs(run) if is_retained or action.worker != worker]
         verdict = decide_retry(run, at_fault, reason, self._rules, self._budget, now, has_begun=delivered > 0)

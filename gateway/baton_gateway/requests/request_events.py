@@ -13,6 +13,7 @@ from baton_wire.messages.values import (
     PACKED_ID_BYTES,
     Finish,
     PromptLogprob,
+    Reason,
     SamplingParams,
     TokenEntry,
     TokenLogprob,
@@ -192,6 +193,18 @@ Event = (
     | ClientGone
     | Tick
 )
+
+
+@dataclass(frozen=True, slots=True)
+class LostAttempt:
+    """An attempt that ended without its result."""
+
+    run: bytes
+    attempt: int
+    at_fault: bytes
+    """The worker that the next attempt avoids."""
+    reason: Reason
+
 
 # Actions --------------------------------------------------------------------------------------------------------------
 

@@ -77,8 +77,12 @@ async def test_each_request_has_one_line_without_content(client: HttpClient, cap
     assert first == {
         "id": "mine-1", "method": "POST", "path": COMPLETIONS, "status": 200, "s": first["s"], "tenant": "default",
         "model": "tiny", "stream": False, "prompt_tokens": client.prefill_of(0).prompt_tokens, "completion_tokens": 5,
-        "attempts": 1, "ttft_s": first["ttft_s"],
+        "attempts": 1, "ttft_s": first["ttft_s"], "cached_tokens": None, "lost": None, "queue_s": first["queue_s"],
+        "route": "disaggregated", "workers": [worker.epoch.hex()[:8] for worker in client.pool.workers],
+        "handover_s": first["handover_s"],
     }  # fmt: skip
+    assert first["queue_s"] >= 0
+    assert first["handover_s"] >= 0
     assert 0 <= first["ttft_s"] <= first["s"]
     assert second["stream"] is True
     assert (third["status"], third["model"]) == (404, None)

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from baton_gateway.reporting.metric_files import FILE_BYTES, METRICS_VARIABLE, absorb, claim, reserve
-from baton_gateway.reporting.metrics import shared_page
+from baton_gateway.reporting.metrics_page import metrics_page
 
 NAMES = {"counter": "requests_total", "gauge_livesum": "requests_running"}
 
@@ -34,7 +35,7 @@ def test_what_dead_processes_counted_stays_in_one_file(tmp_path: Path) -> None:
         absorb(str(tmp_path), pid)
         assert len(list(tmp_path.iterdir())) == files
     count(tmp_path, 7, 1.0)
-    assert b"requests_total 101.0" in shared_page(str(tmp_path))
+    assert b"requests_total 101.0" in metrics_page(CollectorRegistry(), str(tmp_path))[0]
 
 
 def test_a_process_that_died_in_the_middle_of_a_write_spoils_nothing(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_a_process_that_died_in_the_middle_of_a_write_spoils_nothing(tmp_path: P
     (tmp_path / "counter_8.db").write_bytes((4_096).to_bytes(4, "little") + bytes(4) + b"\xff" * 100)
     absorb(str(tmp_path), 8)
     absorb(str(tmp_path), 9)  # one that ended before it had any
-    assert b"requests_total 3.0" in shared_page(str(tmp_path))
+    assert b"requests_total 3.0" in metrics_page(CollectorRegistry(), str(tmp_path))[0]
 
 
 def test_files_have_their_room_before_anything_starts_and_hand_it_on(
@@ -63,7 +64,7 @@ def test_files_have_their_room_before_anything_starts_and_hand_it_on(
     for former in range(7, 20):  # each dies, and its successor needs no room
         absorb(str(tmp_path), former)
         count(tmp_path, former + 2, 1.0)
-    assert b"requests_total 15.0" in shared_page(str(tmp_path))
+    assert b"requests_total 15.0" in metrics_page(CollectorRegistry(), str(tmp_path))[0]
     with pytest.raises(OSError, match=r"No space left on device: '.*counter_99.db'"):
         claim(str(tmp_path), 99)
     with pytest.raises(OSError, match=r"No space left on device: '.*spare_counter_0'"):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import aiohttp
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton_testing.gateway.gateway_process import RunningGateway, until
+from baton_testing.gateway.fake_pool import FakePool
+from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
+from baton_wire.messages.values import Reason
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
@@ -90,3 +93,32 @@ async def test_what_was_found_of_the_cached_is_counted(gateway: RunningGateway, 
     report = gateway.server.report().cache
     assert (report.cached_tokens, report.cacheable_tokens) == (3, 3)
     assert report.prompt_tokens == values["baton_gateway_prompt_tokens_total"]
+
+
+async def test_a_reader_of_openmetrics_gets_it(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    headers = {"Accept": "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"}
+    async with http.get(gateway.url("/metrics"), headers=headers) as got:
+        assert got.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+        text = await got.text()
+    names = {sample.name for family in openmetrics_families(text) for sample in family.samples}
+    assert {"baton_gateway_requests_total", "baton_build_info", "process_cpu_seconds_total"} <= names
+    assert not any(name.endswith("_created") for name in names)
+
+
+async def test_the_targets_are_bounds_of_buckets(pool: FakePool, http: aiohttp.ClientSession) -> None:
+    async with running_gateway(pool, "--slo-ttft-s=0.77", "--slo-tpot-s=0.033") as gateway:
+        values = await samples(gateway, http)
+    assert "baton_gateway_ttft_seconds_bucket{le=0.77}" in values
+    assert "baton_gateway_tpot_seconds_bucket{le=0.033}" in values
+    assert "baton_gateway_itl_seconds_bucket{le=0.033}" in values
+
+
+async def test_a_retry_is_counted_with_its_reason(
+    gateway: RunningGateway, pool: FakePool, http: aiohttp.ClientSession
+) -> None:
+    pool.decode[0].fail_next = [Reason.KV_CORRUPT]
+    async with http.post(gateway.url(CHAT), json=BODY | {"max_tokens": 3}) as got:
+        assert got.status == 200
+    values = await samples(gateway, http)
+    assert values["baton_gateway_retries_total{reason=kv_corrupt}"] >= 1
+    assert values["baton_gateway_retries_total{reason=peer_lost}"] == 0

@@ -17,7 +17,7 @@ def page() -> bytes:
     metrics.ttft.observe(0.2, 0.0)
     metrics._requests[Outcome.FINISHED].inc()
     metrics.sample(3, 2, {})
-    return metrics.page()
+    return metrics.page()[0]
 
 
 def families(text: bytes) -> dict[str, Any]:

@@ -44,8 +44,10 @@ async def test_frames_that_came_together_are_written_together(monkeypatch: pytes
     def arrived(event: Any, now: float) -> list[Deliver]:
         return [Deliver(0, event.entry.ids, None, None, event.entry.first_index == 0)]
 
-    life, tenant = SimpleNamespace(handle=arrived), DEFAULT_TENANT
-    live: Any = SimpleNamespace(ticket=7, life=life, writer=writer, tenant=tenant, context=copy_context())
+    life = SimpleNamespace(handle=arrived, lost_attempts=[])
+    live: Any = SimpleNamespace(
+        ticket=7, life=life, writer=writer, tenant=DEFAULT_TENANT, context=copy_context(), trail=None
+    )
     monkeypatch.setattr(relay, "_deliver", lambda live, action, now: writer.pending.extend(action.ids))
     relay._by_run[RUN] = relay._by_ticket[live.ticket] = live
 

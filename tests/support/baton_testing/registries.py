@@ -12,6 +12,7 @@ from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_load import StepLoad
 from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.reporting.metrics_page import BuildAndProcesses
 from baton_kernels.ahead.kernel_folder import CompiledHere
 from baton_kv_transfer.transports.bandwidth import LinkReport
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -36,6 +37,7 @@ def worker_registry() -> CollectorRegistry:
 def gateway_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     GatewayMetrics(registry)
+    registry.register(BuildAndProcesses())
     return registry
 
 

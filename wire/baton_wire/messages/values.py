@@ -251,6 +251,27 @@ class PromptLogprob(NestedValue, frozen=True):
     """The likeliest tokens in its place, best first."""
 
 
+class LegTimes(NestedValue, frozen=True):
+    """When things happened to a leg at its worker, in seconds of that worker's clock since it received the leg."""
+
+    sent_s: Seconds
+    """The entry that carries these times was sent."""
+    began_s: Seconds | None = None
+    """The first chunk of its prompt was launched; None: no prompt is computed here, or it is not known."""
+    computed_s: Seconds | None = None
+    """The last chunk of its prompt was launched."""
+    chunks: Count = 0
+    """Chunks in which its prompt was computed."""
+    reserved_s: Seconds | None = None
+    """Blocks were reserved for the KV of another worker."""
+    landed_s: Seconds | None = None
+    """The KV of another worker had landed and was verified."""
+    preemptions: Count = 0
+    """How often its sequences gave up their blocks to older ones since the last report."""
+    preempted_s: Seconds = 0.0
+    """How long they waited because of it, until this token."""
+
+
 class TokenEntry(NestedValue, frozen=True):
     """Tokens of one choice of one request that one engine step produced."""
 
@@ -265,6 +286,8 @@ class TokenEntry(NestedValue, frozen=True):
     cached_tokens: TokenCount | None = None
     """Tokens of the prompt whose KV the prefix cache had: reported with the first token, where the prompt was
     computed."""
+    times: LegTimes | None = None
+    """Sent with the first entry of a leg, and with the first one after a preemption."""
 
 
 def pack_ids(ids: tuple[int, ...] | list[int]) -> bytes:

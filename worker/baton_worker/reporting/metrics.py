@@ -7,9 +7,11 @@ when scraped; histograms and outcomes are fed as things happen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from baton_engine.grammars.row_masks import RowMasks
@@ -17,13 +19,14 @@ from baton_engine.model.step_cost import CostModel
 from baton_engine.scheduling.step_load import StepLoad
 from baton_kernels.ahead.kernel_folder import CompiledHere
 from baton_kv_transfer.transports.bandwidth import LinkReport
-from baton_wire.messages.values import Reason, Role
+from baton_wire.messages.values import WIRE_VERSION, Reason, Role
 from baton_wire.rules.hardware import Peak
 from baton_wire.session import AlteredFrames
 from baton_worker.reporting.utilisation import Utilisation
 from baton_worker.reporting.views import EngineSnapshot, TransferView
 from baton_worker.reporting.vllm_names import VllmNames
 
+DISTRIBUTION = "baton-serving"
 STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0)
 HANDOVER_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 5.0)
 GRAMMAR_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
@@ -145,7 +148,11 @@ class WorkerMetrics:
     """All metrics of one worker process, in a registry of their own."""
 
     def __init__(self, role: Role) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        build = Gauge("baton_build_info", "1, by version", ["version", "wire"], registry=self.registry)
+        build.labels(_version(), str(WIRE_VERSION)).set(1)
         self._role = role
         self.altered_frames = AlteredFrames()
         """Frames from gateways that did not arrive as they were sent."""
@@ -216,6 +223,14 @@ class WorkerMetrics:
         if self._utilisation is not None:
             self._utilisation.observe_step(load, seconds)
 
-    def render(self) -> bytes:
-        """Render the text exposition."""
-        return generate_latest(self.registry)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Render the page in the format that an `Accept` header asks for; returns it with its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+
+def _version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:  # an image may contain the packages without their metadata
+        return "unknown"

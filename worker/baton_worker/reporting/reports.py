@@ -21,7 +21,7 @@ from baton_wire.messages.gateway_link import (
     WorkerState,
 )
 from baton_wire.messages.measures import StepTiming
-from baton_wire.messages.values import RequestKey, Role, TokenEntry
+from baton_wire.messages.values import LegTimes, RequestKey, Role, TokenEntry
 from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig
 from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
@@ -62,8 +62,9 @@ def _timing(step: int, load: StepLoad, seconds: float) -> StepTiming:
     return StepTiming(step, load.prefill_tokens, load.prefill_pairs, load.decode_rows, load.kv_tokens, seconds)
 
 
-def token_entry(event: Drawn, key: RequestKey) -> TokenEntry:
-    """The event's tokens under the attempt `key`, which may be a later one than the engine knows."""
+def token_entry(event: Drawn, key: RequestKey, times: LegTimes | None = None) -> TokenEntry:
+    """The event's tokens under the attempt `key`, which may be a later one than the engine knows. `times`: of the leg,
+    where they are due."""
     return TokenEntry(
         request=key.request,
         attempt=key.attempt,
@@ -73,6 +74,7 @@ def token_entry(event: Drawn, key: RequestKey) -> TokenEntry:
         logprobs=event.logprobs,
         finish=event.finish,
         cached_tokens=event.cached_tokens,
+        times=times,
     )
 
 

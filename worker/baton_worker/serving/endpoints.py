@@ -15,7 +15,6 @@ from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.views import EngineSnapshot, StateView
 from baton_worker.serving.gateway_links import GatewayLinks
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STALLED_S = 60.0
 """A live engine turns its loop, and completes a step while it has work, at least this often."""
 
@@ -62,7 +61,8 @@ class Endpoints:
             case "/state":
                 return web.json_response(asdict(self._view()))
             case "/metrics":
-                return web.Response(body=self._metrics.render(), headers={"Content-Type": METRICS_TYPE})
+                body, content_type = self._metrics.render(request.headers.get("Accept", ""))
+                return web.Response(body=body, headers={"Content-Type": content_type})
         return web.Response(status=404)
 
 

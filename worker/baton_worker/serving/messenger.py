@@ -27,6 +27,7 @@ from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import CancelWork, Command, Drain
 from baton_worker.serving.gateway_links import GatewayLink
 from baton_worker.serving.intake import sequence_spec
+from baton_worker.serving.leg_clock import LegClock
 from baton_worker.serving.open_requests import OpenRequests
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Messenger(ABC):
         self.token_blocks: Callable[[int], int] = lambda blocks: blocks
         """Converts blocks of the pool to blocks as gateways count them."""
         self._is_closed = False
+        self._legs = LegClock()
         self._complaints = Complaints(log)
 
     def attach(self, engine: RunningEngine) -> None:
@@ -127,9 +129,14 @@ class Messenger(ABC):
             self._metrics.legs[spec.reason].inc()
             link.send(leg_failed(key, spec.reason, spec.detail))
             return None
+        self._legs.received(key, self._clock(), self._is_open, len(self._open))
         self._open.open(key, spec.choices, link)
         self._metrics.prompt_tokens.inc(len(spec.tokens))
         return spec
+
+    def _is_open(self, key: RequestKey) -> bool:
+        """True when the request that the engine knows as `key` is open."""
+        return self._open.link_of(self.gateway_key(key)) is not None
 
     def _cancel(self, key: RequestKey, choice: int | None) -> None:
         """Stop a request, or one choice of it. The engine passes the cancel on to the transfer (`on_cancel`)."""
@@ -160,6 +167,7 @@ class Messenger(ABC):
     def deliver(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
         """Report events to the gateways of their requests; called by `on_events` in the io thread."""
         entries: defaultdict[GatewayLink, list[TokenEntry]] = defaultdict(list)
+        now = self._clock()
         for event in events:
             if isinstance(event, Failed):
                 self._report(self.gateway_key(event.key), event.reason, event.detail)
@@ -167,12 +175,14 @@ class Messenger(ABC):
                 key = self.gateway_key(event.key)
                 if (link := self._open.link_of(key)) is not None:
                     self._metrics.drawn_tokens.inc(len(event.ids))
-                    entries[link].append(token_entry(event, key))
+                    entries[link].append(token_entry(event, key, self._legs.report(event, now)))
                     self.on_sent(event)
             elif isinstance(event, PromptScored):
                 key = self.gateway_key(event.key)
                 if (link := self._open.link_of(key)) is not None:
                     self._send_scores(link, event, key)
+            else:
+                self._legs.take(event, now)
         for link, batch in entries.items():
             for message in token_messages(snapshot.steps, batch):
                 self._send_tokens(link, message)

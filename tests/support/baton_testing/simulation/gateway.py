@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import GatewayError, Problem, RefusedError
+from baton_gateway.records.request_record import RequestRecord
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.admission import AdmissionLimits
@@ -83,6 +84,15 @@ class SimShapes:
         return toy_grammars.grammar(shape.source)
 
 
+def check_tiling(record: RequestRecord) -> None:
+    """Raises AssertionError unless the record's spans tile its duration exactly."""
+    cursor = 0
+    for span in record.spans:
+        assert (span.start_ns, span.duration_ns > 0) == (cursor, True), record
+        cursor += span.duration_ns
+    assert cursor == record.duration_ns, record
+
+
 class SimRelay(Relay):
     """The production relay, and what it does with a request is watched."""
 
@@ -107,6 +117,9 @@ class SimRelay(Relay):
     def _end(self, live: LiveRequest, action: End, now: float) -> None:
         self.gateway.ended(live, action)
         super()._end(live, action, now)
+        if live.trail is not None:
+            self.closed(live)
+            check_tiling(next(self.records.latest()).record())
 
 
 class GatewayWorld(WorkerWorld, Protocol):

@@ -1,0 +1,109 @@
+"""Questions for records, and their answers: one record by its id, the slowest ones, those that missed a target."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from baton_gateway.records.record_ring import KeptRecord, RecordRing
+from baton_gateway.records.request_record import RequestRecord
+
+MAX_ANSWERED = 100
+"""Records in one answer."""
+_FIELDS = ("id", "tenant", "slowest", "missed")
+
+
+class RecordQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which records are wanted. Without an id and a number of slowest ones: the latest."""
+
+    id: str | None = None
+    tenant: str | None = None
+    missed: bool = False
+    """Only those that missed a target, failed or were refused."""
+    slowest: Annotated[int, msgspec.Meta(ge=1, le=MAX_ANSWERED)] | None = None
+
+    def fits(self, kept: KeptRecord) -> bool:
+        """Return whether a record is wanted, but for their number."""
+        is_tenant = self.tenant is None or kept.tenant == self.tenant
+        return is_tenant and (self.id is None or kept.id == self.id) and (kept.missed or not self.missed)
+
+
+class ProcessRecords(msgspec.Struct, frozen=True):
+    """How many records a gateway process keeps."""
+
+    pid: int
+    kept: int
+    fell_out: int
+    """Older records that made room since the process started."""
+
+
+class RecordsPage(msgspec.Struct, frozen=True):
+    """The answer of one or several processes."""
+
+    records: list[RequestRecord]
+    processes: list[ProcessRecords]
+    silent: list[int] = []
+    """Processes that did not answer, by pid; 0: it is not known which."""
+
+
+def parse_query(text: str) -> RecordQuery:
+    """Parse the query of a URL. Raises ValueError that names the parameter, its value and what is allowed."""
+    fields: dict[str, object] = {}
+    for name, value in parse_qsl(text, keep_blank_values=True, max_num_fields=16):
+        if name not in _FIELDS:
+            raise ValueError(f"{name[:64]!r} is not a parameter: one of {', '.join(_FIELDS)}")
+        if name == "slowest":
+            if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= MAX_ANSWERED):
+                raise ValueError(f"slowest: {value[:64]!r} is not an integer from 1 to {MAX_ANSWERED}")
+            fields[name] = int(value)
+        elif name == "missed":
+            if value not in ("", "true", "false"):
+                raise ValueError(f"missed: {value[:64]!r} is neither true nor false")
+            fields[name] = value != "false"
+        else:
+            fields[name] = value[:128]
+    return msgspec.convert(fields, RecordQuery)
+
+
+def answer_query(ring: RecordRing, query: RecordQuery) -> RecordsPage:
+    """Answer a query from the records of this process."""
+    addresses = ring.addresses()
+    wanted: Iterator[KeptRecord] = (kept for kept in ring.latest() if query.fits(kept))
+    if query.slowest is not None:
+        wanted = iter(heapq.nlargest(query.slowest, wanted, key=lambda kept: kept.duration_s))
+    records = [_with_workers(kept.record(), addresses) for kept, _ in zip(wanted, range(MAX_ANSWERED), strict=False)]
+    return RecordsPage(records, [ProcessRecords(os.getpid(), len(ring), ring.fell_out)])
+
+
+def merge_pages(query: RecordQuery, pages: Sequence[RecordsPage]) -> RecordsPage:
+    """Merge the answers of several processes into one."""
+    records = [record for page in pages for record in page.records]
+    if query.slowest is not None:
+        records = sorted(records, key=lambda record: -record.duration_ns)[: query.slowest]
+    else:
+        records = sorted(records, key=lambda record: -record.started_at)[:MAX_ANSWERED]
+    processes = [process for page in pages for process in page.processes]
+    return RecordsPage(records, processes, [pid for page in pages for pid in page.silent])
+
+
+def for_tenant(page: RecordsPage) -> RecordsPage:
+    """Return what a tenant may see of its own records: no addresses, and nothing of the gateway's processes."""
+    records = [msgspec.structs.replace(record, workers={}) for record in page.records]
+    return RecordsPage(records, [], page.silent)
+
+
+def _with_workers(record: RequestRecord, addresses: Mapping[str, str]) -> RequestRecord:
+    used = {name for name in _names(record) if name in addresses}
+    return msgspec.structs.replace(record, workers={name: addresses[name] for name in sorted(used)})
+
+
+def _names(record: RequestRecord) -> Iterator[str]:
+    blamed: Iterable[str] = (attempt.blamed for attempt in record.attempts)
+    yield from blamed
+    for attempt in record.attempts:
+        yield from (attempt.prefill, attempt.decode)

@@ -1,0 +1,87 @@
+"""The latest records of one process, bounded by their number and their bytes.
+
+A trail is kept as bytes: that is small, and of no concern to the garbage collector.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from baton_gateway.records.record_builder import build_record, worker_name
+from baton_gateway.records.request_record import RequestRecord
+from baton_gateway.records.trail import KeptTrail
+
+MAX_RECORDS = 10_000
+MAX_BYTES = 32 << 20
+MAX_ADDRESSES = 1_024
+"""Workers whose addresses are remembered."""
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(KeptTrail)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRecord:
+    """A trail as bytes, with what it is found by."""
+
+    id: str
+    tenant: str
+    duration_s: float
+    missed: bool
+    trail: bytes
+
+    def record(self) -> RequestRecord:
+        """Build the record."""
+        return build_record(_decoder.decode(self.trail))
+
+
+class RecordRing:
+    """The latest records; the oldest ones make room."""
+
+    def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
+        """`max_records` 0: none are kept."""
+        self._max_records, self._max_bytes = max_records, max_bytes
+        self._kept: deque[KeptRecord] = deque()
+        self._bytes = 0
+        self._addresses: dict[bytes, str] = {}
+        self.fell_out = 0
+        """Records that made room for later ones."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether any records are kept."""
+        return self._max_records > 0
+
+    def latest(self) -> Iterator[KeptRecord]:
+        """Yield the records, the latest first."""
+        return reversed(self._kept)
+
+    def add(self, trail: KeptTrail) -> None:
+        """Keep a trail whose request has ended."""
+        encoded, facts = _encode(trail), trail.facts
+        duration_s = trail.marks[-1].at_s - trail.began_s if trail.marks else 0.0
+        self._kept.append(KeptRecord(facts.id, facts.tenant, duration_s, facts.missed, encoded))
+        self._bytes += len(encoded)
+        while len(self._kept) > self._max_records or self._bytes > self._max_bytes:
+            self._bytes -= len(self._kept.popleft().trail)
+            self.fell_out += 1
+
+    def knows(self, epoch: bytes) -> bool:
+        """Return whether the worker's address is remembered."""
+        return epoch in self._addresses
+
+    def remember(self, epoch: bytes, address: str) -> None:
+        """Remember the address of a worker, also after it is gone."""
+        while len(self._addresses) >= MAX_ADDRESSES:
+            del self._addresses[next(iter(self._addresses))]
+        self._addresses[epoch] = address
+
+    def addresses(self) -> dict[str, str]:
+        """Return the remembered addresses by the workers' names in records."""
+        return {worker_name(epoch): address for epoch, address in self._addresses.items()}

@@ -1,0 +1,48 @@
+"""Begins the trail of a request, and adds what is known of the request at its end."""
+
+from __future__ import annotations
+
+import time
+
+from baton_gateway.records.trail import SLOW_GAP_S, Moment, Trail, TrailFacts
+from baton_gateway.requests.live_request import LiveRequest, RelayRules
+
+OWN_QUOTA, TURN = "its tenant's own quota", "requests before it"
+
+
+def begin_trail(
+    live: LiveRequest, began_s: float | None, now: float, tpot_s: float | None, *, is_own_quota: bool
+) -> None:
+    """Begin the trail of a request that was offered to admission now."""
+    live.slow_gap_s = SLOW_GAP_S if tpot_s is None else tpot_s
+    live.trail = Trail(now if began_s is None else began_s, live.slow_gap_s)
+    live.trail.mark(now, Moment.OFFERED)
+    live.queued_for = OWN_QUOTA if is_own_quota else TURN
+
+
+def trail_facts(live: LiveRequest, rules: RelayRules) -> TrailFacts:
+    """Build what is known of a request at its end. Its trail ends with the mark of its end."""
+    trail, times, life = live.trail, live.times, live.life
+    assert trail is not None
+    first_s = min(times.first_s.values(), default=None)
+    gaps = [
+        (times.last_s[choice] - times.first_s[choice]) / (tokens - 1)
+        for choice, tokens in times.tokens.items()
+        if tokens > 1
+    ]
+    age_s = trail.marks[-1].at_s - trail.began_s
+    return TrailFacts(
+        id=live.request_id,
+        tenant=live.tenant.name,
+        model=live.request.options.model if live.fingerprint is not None else "",
+        outcome=live.outcome,
+        code="" if live.problem is None else live.problem.code or "",
+        started_at=time.time() - age_s,
+        prompt_tokens=life.prompt_tokens(),
+        completion_tokens=life.completion_tokens(),
+        cached_tokens=life.cached_tokens(),
+        first_token_s=None if first_s is None else first_s - times.arrived_s,
+        tpot_s=max(gaps, default=None),
+        ttft_target_s=rules.ttft_s,
+        tpot_target_s=rules.life.tpot_s,
+    )

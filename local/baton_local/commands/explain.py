@@ -1,0 +1,86 @@
+"""`baton explain`: where a request, or the slowest ones, lost their time."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from baton_gateway.records.record_query import RecordQuery
+from baton_local.errors import LocalError
+from baton_local.explain.perfetto import trace_events
+from baton_local.explain.record_sources import FoundRecords, ask_gateways, token_of
+from baton_local.explain.story import list_records, tell_story
+from baton_local.fleet.record import read_record
+from baton_local.fleet.run_dir import base_directory, find_run
+from baton_local.shared_options import KEY_VARIABLE
+
+DEFAULT_SLOWEST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainOptions:
+    """The options of `baton explain`."""
+
+    id: str | None = None
+    slowest: int | None = None
+    missed: bool = False
+    tenant: str | None = None
+    format: str = "text"
+    name: str | None = None
+    url: str | None = None
+    link_keys: Path | None = None
+
+
+def run_explain(options: ExplainOptions) -> int:
+    """Ask and print. Returns 1 where no record was answer. Raises LocalError."""
+    slowest = DEFAULT_SLOWEST if options.id is None and options.slowest is None else options.slowest
+    query = RecordQuery(options.id, options.tenant, options.missed, slowest)
+    url, token = _gateway(options)
+    answer = ask_gateways(url, query, token)
+    print(_format(answer, options))
+    for text in _gaps(answer, query):
+        print(f"baton: {text}", file=sys.stderr)
+    return 0 if answer.records else 1
+
+
+def _gateway(options: ExplainOptions) -> tuple[str, str | None]:
+    """Return where to ask, and the token to ask with."""
+    if options.url is not None:
+        token = os.environ.get(KEY_VARIABLE) if options.link_keys is None else token_of(options.link_keys)
+        return options.url, token
+    if options.link_keys is not None:
+        raise LocalError("--link-keys: only with --url: this machine's own deployment needs none")
+    record = read_record(find_run(base_directory(), options.name))
+    port = next((process.admin_port for process in record.processes if process.admin_port), None)
+    if port is None:
+        raise LocalError("the gateway of this deployment is not running")
+    return f"http://127.0.0.1:{port}", None
+
+
+def _format(answer: FoundRecords, options: ExplainOptions) -> str:
+    if options.format == "perfetto":
+        return json.dumps(trace_events(answer.records))
+    if options.format == "json":
+        return msgspec.json.encode({"records": answer.records, "silent": answer.silent}).decode()
+    if not answer.records:
+        return "no record was found"
+    if options.id is None:
+        worst = max(answer.records, key=lambda record: record.duration_ns)
+        return f"{list_records(answer.records)}\n\nThe slowest:\n\n{tell_story(worst)}"
+    return "\n\n".join(map(tell_story, answer.records))
+
+
+def _gaps(answer: FoundRecords, query: RecordQuery) -> list[str]:
+    """Say what the answer may lack."""
+    texts = [f"{name} did not answer: its records are missing" for name in answer.silent]
+    if not answer.records and query.id is not None and answer.fell_out:
+        texts.append(
+            f"the record may have made room for later ones: "
+            f"{answer.kept} are kept, {answer.fell_out} older ones are gone"
+        )
+    return texts

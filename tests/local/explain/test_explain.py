@@ -1,0 +1,99 @@
+"""`baton explain`: the story of a record, its trace file, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from baton_gateway.records.record_builder import build_record
+from baton_gateway.records.record_query import ProcessRecords, RecordQuery, RecordsPage, parse_query
+from baton_gateway.records.trail import Moment, Trail, TrailFacts, keep
+from baton_local.__main__ import main
+from baton_local.explain import record_sources
+from baton_local.explain.perfetto import trace_events
+from baton_local.explain.record_sources import query_path
+from baton_local.explain.story import list_records, tell_story
+from baton_wire.messages.values import LegTimes
+
+RUN, P, D = b"r" * 16, b"p" * 16, b"d" * 16
+
+
+def trail() -> Trail:
+    """A prompt of one second after one lost attempt, and a slow gap."""
+    trail = Trail(10.0, 0.1)
+    trail.mark(10.01, Moment.OFFERED)
+    trail.mark(10.02, Moment.ADMITTED)
+    trail.mark(10.03, Moment.PREPARED)
+    trail.routed(10.03, RUN, 1, P, D, "disaggregated")
+    trail.failed(10.2, RUN, 1, D, "peer_lost")
+    trail.routed(10.2, RUN, 2, P, D, "disaggregated")
+    trail.arrived(11.3, RUN, P, LegTimes(1.08, began_s=0.05, computed_s=1.07, chunks=4))
+    trail.arrived(11.35, RUN, D, LegTimes(1.14, reserved_s=0.01, landed_s=1.1))
+    trail.slow(0.3, 11.8, 0)
+    trail.mark(12.0, Moment.ENDED, text="finished")
+    trail.mark(12.01, Moment.CLOSED)
+    return trail
+
+
+RECORD = build_record(
+    keep(trail(), TrailFacts("id-1", "team", "m", "finished", "", 1e9, 5_000, 20, 64, 1.29, 0.05, 0.5))
+)
+
+
+def test_the_largest_part_comes_first_and_the_blamed_worker_is_named() -> None:
+    story = tell_story(RECORD)
+    title, verdict, latencies, *rest = story.splitlines()
+    assert title.startswith("id-1: finished after 2.01 s, 5000 + 20 tokens, 64 cached; team, ")
+    assert verdict == "Most of it, 1.02 s (51 %): computing the prompt (4 chunks, worker 70707070)"
+    assert latencies == "TTFT 1.29 s, missed its target of 500.0 ms; TPOT 50.0 ms"
+    assert any("peer_lost, blamed on 64646464" in line for line in rest)
+    assert any(line.startswith("1 gaps between tokens beyond 100.0 ms") for line in rest)
+    assert "id-1" in list_records([RECORD])
+
+
+def test_spans_tile_the_record() -> None:
+    ends = [span.start_ns + span.duration_ns for span in RECORD.spans]
+    assert [span.start_ns for span in RECORD.spans] == [0, *ends[:-1]]
+    assert ends[-1] == RECORD.duration_ns == 2_010_000_000
+    assert [span.part for span in RECORD.spans] == [
+        *("receiving", "queued", "preparing", "lost_attempt"),
+        *("links", "prefill_queue", "prefill", "first_token", "links"),
+        *("transfer", "decode_queue", "links", "decoding", "slow_gaps", "decoding", "sending"),
+    ]
+
+
+def test_a_trace_file_has_each_span_at_its_time() -> None:
+    events = trace_events([RECORD])["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X" and event["name"] != "request"]
+    assert [event["dur"] for event in spans] == [span.duration_ns / 1_000 for span in RECORD.spans]
+    assert json.loads(json.dumps(events)) == events
+
+
+def test_queries_are_written_as_they_are_read() -> None:
+    query = RecordQuery(id="a b&c", tenant="t", missed=True, slowest=7)
+    assert parse_query(query_path(query).partition("?")[2]) == query
+
+
+def test_what_did_not_answer_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {"10.0.0.1": RecordsPage([], [ProcessRecords(7, 10_000, 3)], [0, 8]), "10.0.0.2": "timed out"}
+    monkeypatch.setattr(record_sources, "_ask", lambda tls, host, address, *rest: pages[address])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", (address, 80)) for address in pages])
+    assert main(["explain", "gone", "--url", "http://gateways"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "no record was found\n"
+    assert "the gateway at 10.0.0.2:80 (timed out) did not answer" in err
+    assert "gateway process 8 did not answer" in err
+    assert "10000 are kept, 3 older ones are gone" in err
+
+
+def test_a_gateway_that_does_not_answer_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--url", "http://127.0.0.1:1"]) != 0
+    assert "no gateway answered: the gateway at 127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_link_keys_that_cannot_be_read_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--url", "http://127.0.0.1:1", "--link-keys", str(tmp_path / "none")]) != 0
+    assert "--link-keys: " in capsys.readouterr().err
