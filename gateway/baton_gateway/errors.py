@@ -134,6 +134,12 @@ def model_not_found(model: str, served: Sequence[str]) -> Problem:
     return Problem(404, INVALID, message, "model", "model_not_found")
 
 
+def task_not_served(model: str, verb: str, reason: str) -> Problem:
+    """The model is served, for other tasks. `verb`: what the request wants of it."""
+    message = f"The model '{model[:253]}' does not {verb} here: {reason}."
+    return Problem(400, INVALID, message, "model", "task_not_served")
+
+
 def unknown_url(served: Iterable[str]) -> Problem:
     return Problem(404, INVALID, f"This path is not served; served are {', '.join(served)}.", None, "unknown_url")
 

@@ -262,7 +262,8 @@ def test_a_revision_that_is_still_served_is_not_superseded_by_a_newer_one() -> N
     def is_superseded(*pool: WorkerView) -> bool:
         routing = Routing(cast(Any, SimpleNamespace(views=lambda: pool)), Random(1))
         request = SimpleNamespace(options=SimpleNamespace(model="m"))
-        return routing.is_superseded(cast(Any, SimpleNamespace(fingerprint=PRINT, request=request)), POLICY)
+        live = SimpleNamespace(fingerprint=PRINT, request=request, is_encoded=False)
+        return routing.is_superseded(cast(Any, live), POLICY)
 
     old = worker("P1"), worker("D1")
     new = worker("P2", fingerprint=OTHER), worker("D2", fingerprint=OTHER)
