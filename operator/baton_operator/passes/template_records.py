@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from baton_control.hashes import Revision, content_hash
 from baton_control.names import record_name
 from baton_control.spec.api import LLMDeployment
-from baton_control.spec.served_model import ModelSpec
+from baton_control.spec.served_model import ModelSpec, ModelTask
 from baton_control.worker_specs import keeps_answers, pool_spec
 from baton_operator.kube.object_fields import Manifest, integer, mapping, text
 from baton_operator.objects.cluster import Owner, Platform
