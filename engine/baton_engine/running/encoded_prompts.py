@@ -39,7 +39,7 @@ class EncodedRow:
         return EncodedChunk(self.chunk, pack_floats(self.values.tolist()))
 
 
-class PromptEncoder:
+class HiddenStateEncoder:
     """Runs chunks of encoded prompts and keeps what of longer prompts later chunks need."""
 
     def __init__(self, model: Decoder, pool: KvPool, slots: SlotState, pooling: PoolingSpec) -> None:

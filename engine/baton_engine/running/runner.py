@@ -23,7 +23,7 @@ from baton_engine.memory.host_memory import keep_freed_memory, upload
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.model.loading import LoadedModel
 from baton_engine.running.drawing import DrawingRows
-from baton_engine.running.encoded_prompts import EncodedRow, PromptEncoder
+from baton_engine.running.encoded_prompts import EncodedRow, HiddenStateEncoder
 from baton_engine.running.layer_notices import LayerListener, LayerNotices
 from baton_engine.running.prompt_scores import ChunkScores, score
 from baton_engine.running.sampler import Draw, Sampler
@@ -80,7 +80,7 @@ class ModelRunner:
         self._device = loaded.device
         max_blocks = -(-loaded.max_context_tokens // pool.geometry.block_tokens)
         self._slots = SlotState(max_slots, max_blocks, pool.geometry, loaded.device)
-        self._encoder = PromptEncoder(self._model, pool, self._slots, loaded.config.pooling)
+        self._encoder = HiddenStateEncoder(self._model, pool, self._slots, loaded.config.pooling)
         self._sampler = Sampler(loaded.config.vocab_size, max_slots, loaded.device)
         self._masks = masks
         self._notices: LayerNotices | None = None

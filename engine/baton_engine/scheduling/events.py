@@ -32,8 +32,8 @@ class SequenceSpec:
     missing_tokens: int | None = None
     """Tokens that are probably to be computed, as long as the request waits; None: all of them."""
     encoding: Encoding | None = None
-    """The result that is wanted of the prompt's hidden states: the request draws no token and ends in `PromptEncoded`.
-    None: an answer is wanted."""
+    """The result that is wanted of the prompt's hidden states; None: an answer. Such a request draws no token and ends
+    in `PromptEncoded`."""
 
 
 # Out of the scheduler -------------------------------------------------------------------------------------------------

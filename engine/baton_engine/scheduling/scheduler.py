@@ -29,6 +29,7 @@ from baton_engine.scheduling.engine_state import (
 )
 from baton_engine.scheduling.events import Drawn, Failed, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.growth import advance_rows
+from baton_engine.scheduling.promised_places import PromisedPlaces
 from baton_engine.scheduling.request_validation import refusal
 from baton_engine.scheduling.reservations import grant_reservations, report_positions
 from baton_engine.scheduling.results import read_result
@@ -114,6 +115,7 @@ class Scheduler:
         self._state = EngineState(config, self.pool, SlotTable(config.max_slots), pieces, is_ready)
         self._arrivals = 0
         self._deadlines: list[tuple[float, int, RequestKey]] = []
+        self._promised = PromisedPlaces()
 
     # Verbs ------------------------------------------------------------------------------------------------------------
 
@@ -225,7 +227,9 @@ class Scheduler:
         return events
 
     def take_places(self) -> PlaceChanges:
-        """Take what changed since the last call in the announced places of the prefix cache."""
+        """Take what changed since the last call in the announced places of the prefix cache: those that are cached, and
+        those that accepted prompts will bring."""
+        self._promised.update(self._state, self.pool.places)
         return self.pool.places.take(self.config.block_tokens)
 
     # Questions --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from baton_gateway.errors import Problem, RefusedError, shutting_down
 from baton_gateway.http_api.access_log import EXCHANGE
 from baton_gateway.http_api.endpoints import HttpEndpoint
 from baton_gateway.http_api.model_names import ModelNames
+from baton_gateway.http_api.rate_limits import RateLimits
 from baton_gateway.http_api.request_body import RequestBody
 from baton_gateway.openai_api.answer_writers import ChargeMemory
 from baton_gateway.openai_api.encoding_answers import (
@@ -46,17 +47,18 @@ SendPieces = Callable[[web.BaseRequest, Sequence[JsonBytes]], Awaitable[web.Stre
 class EncodingApi:
     """The handlers of these endpoints."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - parts of the whole API, and what it lends
         self,
         relay: Relay,
         table: WorkerTable,
         names: ModelNames,
+        limits: RateLimits,
         open_body: Callable[[web.BaseRequest, Tenant], RequestBody],
         send: SendPieces,
         unknown_fields: Callable[[], UnknownFields],
         is_draining: Callable[[], bool],
     ) -> None:
-        self._relay, self._table, self._names = relay, table, names
+        self._relay, self._table, self._names, self._limits = relay, table, names, limits
         self._open_body, self._send = open_body, send
         self._unknown_fields, self._is_draining = unknown_fields, is_draining
 
@@ -90,7 +92,14 @@ class EncodingApi:
             assert isinstance(named, EncodeRequest)
             if self._is_draining():
                 raise RefusedError(shutting_down())
-            return await self._collect(request, named, tenant, body.charged.take)
+            clock = asyncio.get_running_loop().time
+            work = self._relay.expected_work(named)
+            charged = self._limits.charge(tenant, named, work, exchange.headers, clock())
+            try:
+                return await self._collect(request, named, tenant, body.charged.take)
+            finally:
+                charged.live = exchange.live
+                self._limits.settle(charged, clock())
 
     async def _collect(
         self, request: web.BaseRequest, parsed: EncodeRequest, tenant: Tenant, charge: ChargeMemory

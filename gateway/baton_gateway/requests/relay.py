@@ -63,13 +63,14 @@ from baton_gateway.requests.request_failures import to_problem
 from baton_gateway.requests.retry_budget import RetryBudgets
 from baton_gateway.requests.routing import Routing
 from baton_gateway.requests.tenant import Tenant
+from baton_gateway.requests.wait_prediction import Work
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import ToWorker
 from baton_gateway.workers.route import Route
 from baton_wire.errors import BadFieldsError
 from baton_wire.listening.complaints import Complaints
-from baton_wire.messages.encoding import Encode, Encoded
+from baton_wire.messages.encoding import Encode, EncodedPrompt
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Retarget, Tokens
 from baton_wire.messages.measures import Backlog
 
@@ -179,6 +180,10 @@ class Relay:
             self._keep_admission_timer()
         return live
 
+    def expected_work(self, request: ChatRequest | CompletionRequest) -> Work:
+        """The expected work of the request's first prompt."""
+        return self._loads.expected(request)
+
     def _evict(self, live: LiveRequest) -> None:
         """Refuse a queued request, so that a tenant with less in the queue finds room."""
         self._feed(live, Refused(errors.queue_full(self._admission.retry_after_s(live.tenant))))
@@ -244,7 +249,7 @@ class Relay:
             if live.life.completion_tokens() > before:  # tokens that had waited for the prompt's log probabilities
                 live.writer.flush()
 
-    def encoded(self, epoch: bytes, message: Encoded) -> None:
+    def encoded(self, epoch: bytes, message: EncodedPrompt) -> None:
         if (live := self._by_run.get(message.request)) is not None:
             self._feed(live, EncodedArrived(epoch, message))
             self.held.encoded()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from baton_gateway.errors import Problem
 from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.workers.route import Route
-from baton_wire.messages.encoding import Encode, Encoded, Encoding
+from baton_wire.messages.encoding import Encode, EncodedPrompt, Encoding
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Retarget
 from baton_wire.messages.values import (
     MAX_VOCAB,
@@ -151,7 +151,7 @@ class EncodedArrived:
     """A worker sent the result of an encoded prompt."""
 
     worker: bytes
-    message: Encoded
+    message: EncodedPrompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from baton_gateway.requests.request_events import Prompt
-from baton_wire.messages.encoding import FLOAT_BYTES, Encoded, unpack_floats
+from baton_wire.messages.encoding import FLOAT_BYTES, EncodedPrompt, unpack_floats
 from baton_wire.messages.gateway_link import PromptLogprobs
 from baton_wire.messages.values import PromptLogprob, TokenEntry, TokenLogprob
 
@@ -38,7 +38,7 @@ def find_logprobs_fault(message: PromptLogprobs, prompt: Prompt) -> str | None:
     return None if are_logprobs(message.logprobs, prompt.vocab_size) else "values that are no log probabilities"
 
 
-def find_encoded_fault(message: Encoded, prompt: Prompt) -> str | None:
+def find_encoded_fault(message: EncodedPrompt, prompt: Prompt) -> str | None:
     """Why this cannot be the result of the encoded prompt; None: it can."""
     if prompt.encoding is None or len(message.values) != FLOAT_BYTES * prompt.width:
         return f"{len(message.values)} bytes where {prompt.width} values were asked for"

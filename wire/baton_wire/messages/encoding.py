@@ -76,7 +76,7 @@ class EncodingLimits(NestedValue, frozen=True):
 
 
 class Encode(Message, frozen=True, tag=23):
-    """Compute what `output` wants of `tokens`. No KV is kept or handed over. Answered by Encoded or LegFailed."""
+    """Compute what `output` wants of `tokens`. No KV is kept or handed over. Answered by EncodedPrompt or LegFailed."""
 
     request: RequestId
     attempt: Attempt
@@ -90,7 +90,7 @@ class Encode(Message, frozen=True, tag=23):
     """As in Prefill."""
 
 
-class Encoded(Message, frozen=True, tag=9):
+class EncodedPrompt(Message, frozen=True, tag=9):
     """The result of an Encode; the worker holds nothing for the request any more."""
 
     request: RequestId

@@ -1,7 +1,7 @@
 """Messages between a gateway and a worker: one WebSocket per pair, one message a frame.
 
 Down (gateway → worker): Prefill, Reserve, Encode, Retarget, Cancel, Flip, Holding, AskCachedPlaces, Heartbeat. Up:
-Hello (first), BundleChunk, Tokens, PromptLogprobs, Encoded, LegFailed, WorkerState, CachedPlaces, Heartbeat.
+Hello (first), BundleChunk, Tokens, PromptLogprobs, EncodedPrompt, LegFailed, WorkerState, CachedPlaces, Heartbeat.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from baton_wire.messages.encoding import Encode, Encoded, EncodingLimits
+from baton_wire.messages.encoding import Encode, EncodedPrompt, EncodingLimits
 from baton_wire.messages.measures import Lanes, StepTiming
 from baton_wire.messages.values import (
     MAX_CHOICES,
@@ -289,5 +289,7 @@ class AskCachedPlaces(Message, frozen=True, tag=22):
     """Asks for a whole announcement of the worker's cached places. The worker answers one a second at most."""
 
 
-ToGateway = Hello | BundleChunk | Tokens | PromptLogprobs | Encoded | LegFailed | WorkerState | CachedPlaces | Heartbeat
+ToGateway = (
+    Hello | BundleChunk | Tokens | PromptLogprobs | EncodedPrompt | LegFailed | WorkerState | CachedPlaces | Heartbeat
+)
 ToWorker = Prefill | Reserve | Encode | Retarget | Cancel | Flip | Holding | AskCachedPlaces | Heartbeat

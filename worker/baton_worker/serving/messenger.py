@@ -18,7 +18,7 @@ from typing import Protocol
 from baton_engine.scheduling.events import Drawn, Failed, PromptEncoded, PromptScored, SchedulerEvent, SequenceSpec
 from baton_wire.errors import BadFieldsError
 from baton_wire.listening.complaints import Complaints
-from baton_wire.messages.encoding import Encode, Encoded
+from baton_wire.messages.encoding import Encode, EncodedPrompt
 from baton_wire.messages.gateway_link import Cancel, Flip, LegFailed, Prefill, Reserve, Tokens, WorkerState
 from baton_wire.messages.values import Message, Reason, RequestKey, TokenEntry
 from baton_worker.building.parts import RequestLimits
@@ -184,7 +184,7 @@ class Messenger(ABC):
                     self._send_scores(link, event, key)
             elif isinstance(event, PromptEncoded) and (link := self._open.close(event.key)) is not None:
                 self._metrics.legs[Reason.FINISHED].inc()
-                link.send(Encoded(event.key.request, event.key.attempt, event.values))
+                link.send(EncodedPrompt(event.key.request, event.key.attempt, event.values))
         for link, batch in entries.items():
             for message in token_messages(snapshot.steps, batch):
                 self._send_tokens(link, message)

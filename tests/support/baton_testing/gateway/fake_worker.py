@@ -17,7 +17,7 @@ from baton_testing.gateway.made_tokenizers import MadeTokenizer, bundle_hash
 from baton_wire.handshake import LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.codec import decode, encode
-from baton_wire.messages.encoding import Encode, Encoded, EncodingKind, EncodingLimits, pack_floats
+from baton_wire.messages.encoding import Encode, EncodedPrompt, EncodingKind, EncodingLimits, pack_floats
 from baton_wire.messages.gateway_link import (
     AskCachedPlaces,
     BundleChunk,
@@ -314,18 +314,15 @@ class FakeWorker:
             self.reserved[key] = (message, link)
             if message.prefill_epoch is None:
                 self.land(key, {})
-        elif isinstance(message, Encode):
-            if not self.hold:
-                await self._encode(link, message)
         elif not self.hold:
-            await self._prefill(link, message)
+            await (self._encode if isinstance(message, Encode) else self._prefill)(link, message)  # type: ignore[arg-type]
 
     async def _encode(self, link: web.WebSocketResponse, message: Encode) -> None:
         assert self.encoding is not None
         values, self.spoils_values = self.spoils_values, None
         if values is None:
             values = pack_floats(encoded_values(unpack_ids(message.tokens), message, self.encoding))
-        await self.send(link, Encoded(message.request, message.attempt, values))
+        await self.send(link, EncodedPrompt(message.request, message.attempt, values))
 
     def _cancel(self, key: Key, choice: int | None) -> None:
         if choice is None:
