@@ -40,7 +40,7 @@ class Scoring(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeText:
+class InputText:
     """A text to tokenise."""
 
     text: str
@@ -50,7 +50,7 @@ class EncodeText:
     """Places that no token crosses."""
 
 
-EncodeInput = tuple[EncodeText, ...] | tuple[int, ...]
+EncodeInput = tuple[InputText, ...] | tuple[int, ...]
 """Texts whose ids follow each other, or ids."""
 
 
@@ -141,7 +141,7 @@ def _plan_pairs(request: EncodeRequest, limits: EncodingLimits, bundle: Bundle) 
     return EncodePlan(questions, fields, Encoding(EncodingKind.TOKENS, token_ids=(0, 1)), 2, Scoring.JUDGEMENT)
 
 
-def _question(instruction: str, query: str, document: str, escape: SpecialTokenEscape, field: str) -> EncodeText:
+def _question(instruction: str, query: str, document: str, escape: SpecialTokenEscape, field: str) -> InputText:
     """The question of Qwen's rerankers. Special tokens that a client spells stay letters."""
     texts: Sequence[str] = (instruction, query, document)
     separator = escape.choose_separator(*texts)
@@ -152,11 +152,11 @@ def _question(instruction: str, query: str, document: str, escape: SpecialTokenE
     body = "<Instruct>: {}\n<Query>: {}\n<Document>: {}".format(*texts)
     whole = _BEFORE + body + _AFTER
     text, cuts = (whole, ()) if separator is None else remove_separators(whole, separator)
-    return EncodeText(text, is_rendered=True, cuts=cuts)
+    return InputText(text, is_rendered=True, cuts=cuts)
 
 
 def _plain(text: str | tuple[int, ...], prefix: str = "") -> EncodeInput:
-    return (EncodeText(prefix + text),) if isinstance(text, str) else text
+    return (InputText(prefix + text),) if isinstance(text, str) else text
 
 
 def pair_scores(

@@ -11,6 +11,7 @@ from baton_control.spec.manifest import parse_object
 from baton_control.spec.served_model import ModelTask
 from baton_local.fetching.model_argument import deployment_name
 from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.families.qwen import RANKING_FAMILIES
 from baton_worker.building.block_budget import CPU_DEFAULT_BYTES, MEMORY_SHARE
 
 MOST_CONTEXT_TOKENS = 32_768
@@ -65,7 +66,7 @@ def context_tokens(config: DecoderSpec, asked: int | None, free_bytes: int | Non
 
 def detect_tasks(config: DecoderSpec, name: str) -> tuple[ModelTask, ...]:
     """The tasks of a model, by its checkpoint. Qwen3-Rerankers look like chat models but for their `name`."""
-    is_reranker = RERANKER in name.lower() and config.family == "qwen3"
+    is_reranker = RERANKER in name.lower() and config.family in RANKING_FAMILIES
     if config.labels or (is_reranker and config.generates and not config.pooling.is_stated):
         return (ModelTask.RERANK,)
     if config.pooling.is_stated or not config.generates:
