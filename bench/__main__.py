@@ -20,6 +20,10 @@ BENCHES = {
         "the engine compared with `transformers`: prefill and decode tokens/s on one core",
     ),
     "engine_quantised": ("bench.engine.quantised", "one worker's engine on a CPU by weight format: tokens/s, memory"),
+    "engine_encoding": (
+        "bench.engine.encoding",
+        "encoded prompts compared with prompts that draw a token: tokens/s, on the CPU or a GPU",
+    ),
     "gateway_cost": ("bench.serving.gateway_cost", "the gateway: processor time per token, requests/s"),
     "transfer": ("bench.transfer.transports", "the `tcp` transport compared with a plain socket: GB/s"),
     "disaggregation": ("bench.serving.disaggregation", "prefill and decode apart and together: TTFT, TPOT, tokens/s"),

@@ -14,7 +14,7 @@ from typing import Any
 from openapi_answers import Schema
 
 from baton_gateway.apis import message_tools, messages_request, response_tools, responses_request
-from baton_gateway.openai_api import chat_messages, openai_fields, openai_types, tool_fields
+from baton_gateway.openai_api import chat_messages, encoding_types, openai_fields, openai_types, tool_fields
 
 Body = tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]
 
@@ -200,7 +200,42 @@ _RESPONSE: dict[str, Any] = {
     "text": {"format": {"type": "text"}},
     "reasoning": {},
 }
+IDS: Schema = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "integer", "minimum": 0, "maximum": openai_types.MAX_TOKEN_ID},
+}
+INPUT_TEXT: Schema = TEXT | {"minLength": 1}
+INPUT_TEXTS: Schema = {"anyOf": [INPUT_TEXT, _list(INPUT_TEXT, encoding_types.MAX_INPUTS, 1)]}
+INPUTS: Schema = {
+    "anyOf": [INPUT_TEXT, IDS, _list({"anyOf": [INPUT_TEXT, IDS]}, encoding_types.MAX_INPUTS, 1)],
+    "description": "Texts or token ids.",
+}
+DOCUMENT: Schema = {
+    "anyOf": [
+        INPUT_TEXT,
+        {"type": "object", "required": ["text"], "properties": {"text": INPUT_TEXT}, "additionalProperties": False},
+    ]
+}
+ENCODING_RAW: dict[str, Schema] = {
+    "model": MODEL,
+    "input": INPUTS,
+    "encoding_format": {"enum": ["float", "base64", None]},
+    "text_1": INPUT_TEXTS | {"description": "One text, or as many as in text_2."},
+    "text_2": INPUT_TEXTS,
+    "query": DOCUMENT,
+    "documents": _list(DOCUMENT, encoding_types.MAX_INPUTS, 1),
+}
+_EMBEDDED: dict[str, Any] = {"model": "x", "input": "x", "normalize": True}
+_SCORED: dict[str, Any] = {"model": "x", "text_1": "x", "text_2": ["x"]}
+_RANKED: dict[str, Any] = {"model": "x", "query": "x", "documents": ["x"]}
 BODIES: dict[str, Body] = {
+    "/v1/embeddings": ("EmbeddingRequest", encoding_types.parse_embedding, (_EMBEDDED,)),
+    "/classify": ("ClassificationRequest", encoding_types.parse_classification, ({"model": "x", "input": "x"},)),
+    **dict.fromkeys(("/score", "/v1/score"), ("ScoreRequest", encoding_types.parse_score, (_SCORED,))),
+    **dict.fromkeys(
+        ("/rerank", "/v1/rerank", "/v2/rerank"), ("RerankRequest", encoding_types.parse_rerank, (_RANKED,))
+    ),
     "/v1/responses": ("ResponseRequest", responses_request.parse_response, (_RESPONSE,)),
     "/v1/responses/input_tokens": ("InputTokensRequest", responses_request.parse_response, (_RESPONSE,)),
     "/v1/messages": ("MessageRequest", messages_request.parse_message, (_ASKED | {"max_tokens": 2},)),
@@ -210,6 +245,10 @@ OWN: dict[str, OwnFields] = {
     "MessageRequest": OwnFields((messages_request, message_tools), MESSAGE_RAW, MESSAGE_NAMES),
     "CountTokensRequest": OwnFields((messages_request, message_tools), MESSAGE_RAW, MESSAGE_NAMES),
     "InputTokensRequest": OwnFields((responses_request, response_tools), RESPONSE_RAW, RESPONSE_NAMES),
+    **{
+        name: OwnFields((encoding_types, openai_types), ENCODING_RAW, {})
+        for name in ("EmbeddingRequest", "ClassificationRequest", "ScoreRequest", "RerankRequest")
+    },
     "ResponseRequest": OwnFields((responses_request, response_tools), RESPONSE_RAW, RESPONSE_NAMES),
 }
 """By the name of the body."""
@@ -235,7 +274,29 @@ ERRORS = {"/v1/messages": "MessageError", "/v1/messages/count_tokens": "MessageE
 """Paths whose errors have another form than OpenAI's."""
 MESSAGE_FIELDS = ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"]
 RESPONSE_ANSWER = ["id", "object", "created_at", "status", "error", "model", "output", "store", "usage"]
+_USAGE: Schema = {"type": "object", "required": ["prompt_tokens", "total_tokens"]}
+
+
+def _listed(*required: str) -> Schema:
+    """A list of results, one for each input or pair."""
+    items: Schema = {"type": "object", "required": ["index", *required]}
+    properties = {"object": {"const": "list"}, "data": {"type": "array", "items": items}, "usage": _USAGE}
+    return {"type": "object", "required": ["object", "data", "model", "usage"], "properties": properties}
+
+
+_RANKING: Schema = {
+    "type": "object",
+    "required": ["id", "model", "results", "usage"],
+    "properties": {
+        "results": {"type": "array", "items": {"type": "object", "required": ["index", "relevance_score"]}},
+        "usage": _USAGE,
+    },
+}
 ANSWERS: dict[str, Schema] = {
+    "/v1/embeddings": _listed("object", "embedding"),
+    "/classify": _listed("label", "probs", "num_classes"),
+    **dict.fromkeys(("/score", "/v1/score"), _listed("score")),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _RANKING),
     "/v1/responses": {
         "type": "object",
         "required": RESPONSE_ANSWER,

@@ -17,7 +17,7 @@ from baton_control.spec.api import Disaggregation, LLMDeployment, PrefillUnavail
 from baton_control.spec.gateway_fields import UnknownFieldsPolicy
 from baton_control.spec.pools import PoolSpec
 from baton_control.spec.reserved_env import CLOSED_ENV
-from baton_control.spec.served_model import Dtype
+from baton_control.spec.served_model import Dtype, ModelTask
 from baton_wire.messages.values import POOL_ROLES, Role
 
 FLEXIBLE = "baton_flexible_worker"
@@ -198,7 +198,7 @@ def keeps_answers(deployment: LLMDeployment) -> bool:
     spec = deployment.spec
     is_wanted = spec.routing.keep_answers and spec.routing.disaggregation is Disaggregation.AUTO
     is_slow = bool(spec.prefill.engine.offloaded_layers) and not spec.prefill.engine.offload_decode
-    return is_wanted and not is_slow and not spec.autoscaling.flips
+    return is_wanted and not is_slow and not spec.autoscaling.flips and spec.model.generates
 
 
 def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site) -> tuple[str, ...]:
@@ -216,6 +216,7 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         f"--transport={transfer.transport.lower()}",
     )
     optional = {
+        "--tasks": _tasks(model.tasks),
         "--quantization": None if model.quantization == "none" else model.quantization,
         "--kv-cache-dtype": _kv_cache_dtype(model.kv_cache_dtype, device),
         "--min-bandwidth": None if transfer.min_bandwidth is None else f"{transfer.min_bandwidth:g}",
@@ -310,6 +311,11 @@ def _drain(site: Site, own_s: float | None = None) -> tuple[str, ...]:
 def _dtype(dtype: Dtype, device: Device) -> Dtype:
     """The type for weights and arithmetic; `auto` is float32 on CPUs, where smaller types are slower."""
     return Dtype.FLOAT32 if dtype is Dtype.AUTO and device is Device.CPU else dtype
+
+
+def _tasks(tasks: tuple[ModelTask, ...]) -> str | None:
+    """The workers' tasks; None: the default, by which a worker does what its model can."""
+    return None if tasks == (ModelTask.GENERATE,) else ",".join(task.lower() for task in tasks)
 
 
 def _kv_cache_dtype(dtype: str, device: Device) -> str | None:

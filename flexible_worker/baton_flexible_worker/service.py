@@ -17,6 +17,7 @@ import msgspec
 from baton_decode_worker.service import DecodeService
 from baton_engine.scheduling.events import SchedulerEvent
 from baton_prefill_worker.service import PrefillService
+from baton_wire.messages.encoding import Encode
 from baton_wire.messages.gateway_link import Cancel, Flip, Prefill, Reserve, Retarget, WorkerState
 from baton_wire.messages.values import Message, Reason, RequestKey, Role
 from baton_worker.building.parts import RequestLimits
@@ -78,12 +79,12 @@ class FlexibleService:
                     side.handle(link, message)
             case Prefill():
                 self._take(self.prefill, self.decode, link, message)
-            case Reserve():
+            case Reserve() | Encode():
                 self._take(self.decode, self.prefill, link, message)
             case Retarget():
                 self.prefill.handle(link, message)
 
-    def _take(self, side: Messenger, other: Messenger, link: GatewayLink, message: Prefill | Reserve) -> None:
+    def _take(self, side: Messenger, other: Messenger, link: GatewayLink, message: Prefill | Reserve | Encode) -> None:
         """Give the request to a side, unless its key is open on the other: the engine knows requests by key alone."""
         key = RequestKey(message.request, message.attempt)
         if other.has_open(key) or self.prefill.holds(key):

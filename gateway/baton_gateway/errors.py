@@ -134,6 +134,12 @@ def model_not_found(model: str, served: Sequence[str]) -> Problem:
     return Problem(404, INVALID, message, "model", "model_not_found")
 
 
+def task_not_served(model: str, verb: str, reason: str) -> Problem:
+    """The model is served, for other tasks. `verb`: what the request wants of it."""
+    message = f"The model '{model[:253]}' does not {verb} here: {reason}."
+    return Problem(400, INVALID, message, "model", "task_not_served")
+
+
 def model_not_allowed(model: str, allowed: Sequence[str]) -> Problem:
     """The tenant may not ask for the model. `allowed`: the models that it may ask for."""
     names = ", ".join(f"'{name}'" for name in allowed[:MAX_NAMED]) + (", …" if len(allowed) > MAX_NAMED else "")

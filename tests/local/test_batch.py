@@ -60,6 +60,24 @@ def test_answers_are_those_of_the_api(tmp_path: Path) -> None:
     assert responses["again"]["body"]["choices"] == responses["same"]["body"]["choices"]
 
 
+def test_inputs_are_embedded_in_a_batch_and_a_bad_one_is_named(tmp_path: Path) -> None:
+    responses = answers(
+        tmp_path,
+        request("both", "/v1/embeddings", input=["The fox", "An owl"], dimensions=4),
+        request("fox", "/v1/embeddings", input="The fox", dimensions=4),
+        request("bad", "/v1/embeddings", input=["The fox", ""]),
+        request("chat", max_tokens=2),
+    )
+    assert {name: response["status_code"] for name, response in responses.items()} == {
+        **dict.fromkeys(("both", "fox", "chat"), 200),
+        "bad": 400,
+    }
+    first, second = (entry["embedding"] for entry in responses["both"]["body"]["data"])
+    assert [entry["embedding"] for entry in responses["fox"]["body"]["data"]] == [first]
+    assert len(second) == 4
+    assert responses["bad"]["body"]["error"]["param"] == "input[1]"
+
+
 def test_a_batch_may_name_the_model_by_its_aliases(tmp_path: Path) -> None:
     text = (TINY.parent / "tiny.yaml").read_text()
     text = text.replace("file://tiny-llama #", f"file://{TINY} #")

@@ -59,7 +59,7 @@ def test_lines_come_in_order_and_blank_ones_are_skipped(tmp_path: Path) -> None:
         ('[{"custom_id": "b"}', "not valid JSON", None),
         ('{"custom_id": "a", "body": NaN}', "NaN", None),
         (GOOD | {"custom_id": "b", "method": "GET"}, "method: must be POST", "b"),
-        (GOOD | {"custom_id": "b", "url": "/v1/embeddings"}, "url: must be one of /v1/chat/completions", "b"),
+        (GOOD | {"custom_id": "b", "url": "/v1/images"}, "url: must be one of /v1/chat/completions", "b"),
         (GOOD | {"custom_id": "b", "body": "x"}, "body: must be an object", "b"),
         (GOOD | {"custom_id": "b", "model": "x"}, "model: unknown field", "b"),
         (GOOD, "custom_id: 'a' occurs twice, first in line 1", None),

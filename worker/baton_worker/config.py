@@ -7,6 +7,7 @@ Sizes that follow from the model (block counts) are decided in `building.block_b
 from __future__ import annotations
 
 import argparse
+import enum
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,14 @@ MAX_SEQUENCES = 64
 KERNELS_VARIABLE = "BATON_KERNELS"
 """Environment variable that an image with kernels sets."""
 KV_CACHE_DTYPES = ("auto", "fp8")
+
+
+class Task(enum.StrEnum):
+    """A kind of work that a deployment is for."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    RERANK = "rerank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,8 @@ class WorkerConfig:
     """File of step times to emulate; None: a model computes."""
     metrics_compat: str = "none"
     """`vllm`: metrics are served under vLLM's names too."""
+    tasks: tuple[Task, ...] = ()
+    """The work that the worker is for; empty: whatever its model can do."""
 
     @property
     def lands(self) -> bool:
@@ -145,6 +156,16 @@ def _rate(text: str) -> float:
     return number
 
 
+def _tasks(text: str) -> tuple[Task, ...]:
+    try:
+        tasks = tuple(Task(name) for name in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(Task)}") from None
+    if len(set(tasks)) < len(tasks):
+        raise argparse.ArgumentTypeError(f"{text!r} names a task twice")
+    return tasks
+
+
 def program(role: Role | None) -> str:
     """A worker's program name; None is the flexible worker's."""
     return f"baton-{'flexible' if role is None else role.value}-worker"
@@ -161,6 +182,7 @@ def parser(role: Role | None) -> argparse.ArgumentParser:
     add("--announce", type=Path, metavar="FILE", help="written once ready: addresses and epoch as JSON")
     add("--template-hash", default="local", metavar="HASH")
     add("--metrics-compat", choices=("none", "vllm"), default="none", help="vllm: metrics under vLLM's names too")
+    add("--tasks", type=_tasks, default=(), metavar="LIST", help="of generate, embed, rerank; default: by the model")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     add(

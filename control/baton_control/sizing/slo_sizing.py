@@ -78,8 +78,8 @@ class SloSizing:
         gateway = request.deployment.spec.gateway
         gateways = gateway.replicas_at(0) if request.gateways is None else request.gateways
         expected = gateways * gateway.processes
-        parked = store.parked if any(pools[role].workers == 0 for role in POOL_ROLES) else 0
-        if parked and (entry.sized is None or not all(entry.sized.workers.values())):
+        parked = store.parked if any(pools[role].workers == 0 for role in spec.roles) else 0
+        if parked and (entry.sized is None or not all(entry.sized.workers[role] for role in spec.roles)):
             seen = states.unknown("requests wait for a first pair of workers", _observed(entry, pools))
             return self._make_decision(entry, request, seen, parked, now)
         since = now - entry.decided_s

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from baton_control.spec.base_model import Model, broken_rule
 from baton_control.spec.count_or_percent import CountOrPercent
 from baton_control.spec.gateway_fields import GatewaySpec
-from baton_control.spec.pools import MAX_REPLICAS, PoolSpec
+from baton_control.spec.pools import MAX_REPLICAS, NO_WORKERS, PoolSpec
 from baton_control.spec.quantities import (
     AnnotationValue,
     DeploymentName,
@@ -245,9 +245,20 @@ class DeploymentSpec(Model):
         return self.model_copy(update={"image_pull_secrets": names, "pull_secrets": ()})
 
     @model_validator(mode="after")
+    def _decode_pool_generates(self) -> DeploymentSpec:
+        """The same spec; without the task Generate its decode pool has no workers, and is like the prefill pool."""
+        if self.model.generates:
+            return self
+        if "decode" in self.model_fields_set and self.decode.replicas != NO_WORKERS:
+            raise broken_rule("decode", "not allowed: must be absent while model.tasks has no Generate")
+        if self.autoscaling.flips:
+            raise broken_rule("autoscaling.flips", "true is not allowed: there is one pool without the task Generate")
+        return self.model_copy(update={"decode": self.prefill.model_copy(update={"replicas": NO_WORKERS})})
+
+    @model_validator(mode="after")
     def _pools_sleep_together(self) -> DeploymentSpec:
         prefill, decode = self.prefill.replicas.min, self.decode.replicas.min
-        if (prefill == 0) != (decode == 0):
+        if self.model.generates and (prefill == 0) != (decode == 0):
             field = "prefill.replicas.min" if prefill == 0 else "decode.replicas.min"
             raise broken_rule(field, "0 is not allowed: must be 0 in both pools or in neither, they sleep together")
         if self.autoscaling.scale_to_zero_after is not None and prefill > 0:
@@ -271,7 +282,7 @@ class DeploymentSpec(Model):
     @model_validator(mode="after")
     def _decode_offloads_on_purpose(self) -> DeploymentSpec:
         engine = self.decode.engine
-        if engine.offloaded_layers is not None and not engine.offload_decode:
+        if self.model.generates and engine.offloaded_layers is not None and not engine.offload_decode:
             message = f"{engine.offloaded_layers} is not allowed: every decode step would wait; offloadDecode allows it"
             raise broken_rule("decode.engine.offloadedLayers", message)
         return self

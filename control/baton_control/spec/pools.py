@@ -41,6 +41,10 @@ class ReplicaSpec(Model):
         return self
 
 
+NO_WORKERS = ReplicaSpec.model_construct(min=0, max=0)
+"""Of the decode pool that a deployment does not have."""
+
+
 class AcceleratorType(enum.StrEnum):
     """Accelerator types with a performance model, so that sizing needs no measured steps."""
 

@@ -37,6 +37,14 @@ class CacheType(enum.StrEnum):
     IMAGE_VOLUME = "ImageVolume"
 
 
+class ModelTask(enum.StrEnum):
+    """A kind of work that the model is served for."""
+
+    GENERATE = "Generate"
+    EMBED = "Embed"
+    RERANK = "Rerank"
+
+
 class CacheSpec(Model):
     """Volume claim for fetched models."""
 
@@ -104,6 +112,10 @@ class ModelSpec(Model):
     """Type of the KV cache. `auto`: `dtype`. `fp8` (e4m3, with scales) halves 16-bit KV and needs accelerators."""
     generation_defaults: bool = True
     """Takes sampling defaults from the model's generation_config.json. False: the API's defaults."""
+    tasks: Annotated[
+        tuple[Annotated[ModelTask, Field(strict=False)], ...], Field(min_length=1, max_length=3, strict=False)
+    ] = (ModelTask.GENERATE,)
+    """Work of the workers. Without `Generate` nothing is decoded, and `decode` must be absent."""
     tool_format: ToolFormat = "auto"
     """Format of the model's tool calls (docs/tools.md). `auto`: from its chat template. `none`: calls stay text."""
     reasoning_format: ReasoningFormat = "auto"
@@ -119,11 +131,18 @@ class ModelSpec(Model):
     def _names_differ(self) -> ModelSpec:
         if len({self.served_name, *self.aliases}) <= len(self.aliases):
             raise broken_rule("aliases", "not allowed: names must differ from each other and from servedName")
+        if len(set(self.tasks)) < len(self.tasks):
+            raise broken_rule("tasks", "not allowed: each task at most once")
         if not are_compatible(self.tool_format, self.reasoning_format):
             raise broken_rule("reasoningFormat", "not allowed: harmony is toolFormat and reasoningFormat at once")
         if self.cache.type is CacheType.IMAGE_VOLUME and not self.source.startswith("oci://"):
             raise broken_rule("cache.type", "must be Shared or PerWorker: an ImageVolume needs an oci:// source")
         return self
+
+    @property
+    def generates(self) -> bool:
+        """True if prompts are answered, so that there is a decode pool."""
+        return ModelTask.GENERATE in self.tasks
 
     @model_validator(mode="after")
     def _credentials_in_normal_form(self) -> ModelSpec:

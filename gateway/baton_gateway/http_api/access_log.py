@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ _encode = msgspec.json.Encoder().encode
 ID_HEADER = "X-Request-Id"
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 LINES_PER_S = 100
+IGNORED_HEADER = "X-Baton-Ignored"
+"""Names what has no effect: unknown fields, hosted tools, keywords of schemas."""
 BURST = 400
 """Lines that may come at once. Further lines are counted, and the next line reports how many were left out."""
 
@@ -53,6 +56,12 @@ class Exchange:
     live: LiveRequest | None = None
     session: int | None = None
     """A number of the session that the client named."""
+
+    def name_ignored(self, ignored: Sequence[str]) -> None:
+        """Name what has no effect in a header of the answer."""
+        if ignored:
+            before = self.headers.get(IGNORED_HEADER)
+            self.headers[IGNORED_HEADER] = ", ".join((*([before] if before else []), *ignored))
 
 
 EXCHANGE = web.RequestKey("exchange", Exchange)

@@ -73,22 +73,14 @@ def not_http(status: int, message: str) -> web.StreamResponse:
 
 # Known paths that are not served --------------------------------------------------------------------------------------
 
-_EMBEDDINGS = "Run an embedding model on a server such as vLLM or text-embeddings-inference."
-_RANKING = "Run a reranking model on a server such as vLLM or text-embeddings-inference."
 _AUDIO = "Run a speech model on a server such as vLLM or Speaches."
 _IMAGES = "Run an image model on a server of its own."
 _STORED = "Answers are not stored: send the whole conversation with each request."
 _BATCHES = "`baton batch` answers files of requests; over HTTP send them one by one."
 
 _REASONS = {
-    "/v1/embeddings": f"Embeddings are not served here: the models generate text. {_EMBEDDINGS}",
-    "/embeddings": f"Embeddings are not served here: the models generate text. {_EMBEDDINGS}",
-    "/pooling": f"Embeddings are not served here: the models generate text. {_EMBEDDINGS}",
-    "/v1/rerank": f"Reranking is not served here: the models generate text. {_RANKING}",
-    "/v2/rerank": f"Reranking is not served here: the models generate text. {_RANKING}",
-    "/rerank": f"Reranking is not served here: the models generate text. {_RANKING}",
-    "/v1/score": f"Scoring of pairs is not served here: the models generate text. {_RANKING}",
-    "/score": f"Scoring of pairs is not served here: the models generate text. {_RANKING}",
+    "/embeddings": "This path is not served; embeddings are at /v1/embeddings.",
+    "/pooling": "This path is not served; embeddings are at /v1/embeddings, labels at /classify.",
     "/v1/moderations": "Moderation is not served here. Run a classifier on a server of its own.",
     "/v1/files": f"Files are not stored here. {_BATCHES}",
     "/v1/batches": f"Batches are not stored here. {_BATCHES}",

@@ -23,7 +23,7 @@ from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.reporting.metrics_page import own_version
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.route import RoutePolicy, revisions
+from baton_gateway.workers.route import RoutePolicy, encoding_revisions, revisions
 
 MODELS = "/v1/models"
 SERVER = {"Server": "baton"}
@@ -89,7 +89,8 @@ class Lookups:
         if (problem := longest_lasting(self._health_problems(), NOT_READY_S)) is not None:
             return _text(503, str(problem))
         views = self._table.views()
-        is_routable = any(revisions(views, name, self.policy) for name in self._table.served_names())
+        names = self._table.served_names()
+        is_routable = any(revisions(views, name, self.policy) or encoding_revisions(views, name) for name in names)
         if is_routable and not self.is_draining:
             return _text(200, "ok")
         return _text(503, "no fitting pair of workers is linked")

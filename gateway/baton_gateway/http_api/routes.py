@@ -25,6 +25,7 @@ from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.helper_processes.process_lane import HealthProblem
 from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, choose_request_id
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
+from baton_gateway.http_api.encoding_api import EncodingApi
 from baton_gateway.http_api.endpoints import (
     ErrorForm,
     HttpEndpoint,
@@ -66,8 +67,6 @@ from baton_wire.listening.source_address import source_of
 
 _log = logging.getLogger("baton.gateway.http")
 
-IGNORED_HEADER = "X-Baton-Ignored"
-"""Names what has no effect: unknown fields, hosted tools, keywords of schemas."""
 CLIENT_GONE = 499
 """A status for metrics alone: the client hung up before its answer was complete."""
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{0,255}")
@@ -131,6 +130,16 @@ class HttpApi:
         self._names = names = ModelNames(parts.table, options.aliases)
         self._lookups = lookups = Lookups(parts.table, names, options.policy, parts.metrics, health_problems)
         self._tokenising = Tokenising(parts.table, names, parts.templates, parts.relay.prompts.encoder)
+        encoding = EncodingApi(
+            parts.relay,
+            parts.table,
+            names,
+            parts.limits,
+            self._body,
+            self._send,
+            lambda: self._options.unknown_fields,
+            lambda: self.is_draining,
+        )
         self._endpoints = {
             "/v1/chat/completions": HttpEndpoint(("POST",), self._chat),
             "/v1/completions": HttpEndpoint(("POST",), self._completions),
@@ -141,6 +150,7 @@ class HttpApi:
             ),
             "/v1/messages": messages_endpoint(self._message),
             "/v1/messages/count_tokens": messages_endpoint(self._count_tokens),
+            **encoding.endpoints(),
             "/tokenize": HttpEndpoint(("POST",), self._tokenize),
             "/detokenize": HttpEndpoint(("POST",), self._detokenize),
             "/tokenizer_info": HttpEndpoint(("GET",), self._tokenizer_info),
@@ -288,7 +298,7 @@ class HttpApi:
     async def _count_tokens(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             chat = parse_token_count(await body.read_object(self._table.body_limits), self._options.unknown_fields)
-            _name_ignored(request[EXCHANGE], chat)
+            request[EXCHANGE].name_ignored(chat.options.ignored)
             tokens = await self._tokenising.count(chat, tenant)
         return web.json_response({"input_tokens": tokens}, headers=SERVER)
 
@@ -296,7 +306,7 @@ class HttpApi:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
             raw = await body.read_object(self._table.body_limits)
             chat, _ = parse_response(raw, self._options.unknown_fields)
-            _name_ignored(request[EXCHANGE], chat)
+            request[EXCHANGE].name_ignored(chat.options.ignored)
             tokens = await self._tokenising.count(chat, tenant)
         return web.json_response({"object": "response.input_tokens", "input_tokens": tokens}, headers=SERVER)
 
@@ -321,7 +331,7 @@ class HttpApi:
         with self._body(request, tenant) as body:
             request_as_sent, form = parse(await body.read_object(self._table.body_limits), self._options.unknown_fields)
             exchange = request[EXCHANGE]
-            _name_ignored(exchange, request_as_sent)
+            exchange.name_ignored(request_as_sent.options.ignored)
             parsed = self._names.resolve(request_as_sent)
             exchange.session = session_number(request.headers, parsed.options.prompt_cache_key, tenant.name)
             if self.is_draining:
@@ -355,7 +365,7 @@ class HttpApi:
             self._relay.client_gone(live)
         if isinstance(result, Problem):
             raise RefusedError(result)
-        _name(exchange, live.unenforced)
+        exchange.name_ignored(live.unenforced)
         if result.size <= PIECE_BYTES:
             return await self._send(request, result.body())
         body = await asyncio.get_running_loop().run_in_executor(self._assembling, result.body)
@@ -407,7 +417,7 @@ class HttpApi:
         try:
             if (problem := await writer.opened) is not None:
                 raise RefusedError(problem)
-            _name(exchange, live.unenforced)
+            exchange.name_ignored(live.unenforced)
             response = web.StreamResponse(headers=_STREAM | exchange.headers)
             is_chunked = request.version >= HttpVersion11
             if is_chunked:
@@ -429,14 +439,3 @@ class HttpApi:
         finally:
             self._streams.discard(entry)
             self._relay.client_gone(live)
-
-
-def _name_ignored(exchange: Exchange, parsed: ChatRequest | CompletionRequest) -> None:
-    _name(exchange, parsed.options.ignored)
-
-
-def _name(exchange: Exchange, ignored: Sequence[str]) -> None:
-    """Name what has no effect in a header of the answer."""
-    if ignored:
-        before = exchange.headers.get(IGNORED_HEADER)
-        exchange.headers[IGNORED_HEADER] = ", ".join((*([before] if before else []), *ignored))

@@ -113,6 +113,16 @@ class Options:
     """The alias that the client wrote in `model`; answers repeat it."""
 
 
+_NO_ANSWER = Options(
+    model="", n=1, max_tokens=1, min_tokens=0, temperature=None, top_p=None, top_k=None, min_p=None,
+    presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=None, logit_bias=(), seed=None, stop=(),
+    stop_token_ids=(), ignore_eos=False, skip_special_tokens=True, include_stop_str_in_output=False,
+    truncate_prompt_tokens=None, logprobs=None, prompt_logprobs=None, prompt_alternatives=None, stream=False,
+    include_usage=False, continuous_usage=False, cache_salt="", is_held=True,
+)  # fmt: skip
+"""Options of a request that only has prompts."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     options: Options
@@ -221,6 +231,15 @@ def _options(
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:
         raise invalid("min_tokens", f"'min_tokens' must not exceed 'max_tokens' ({options.max_tokens}).")
     return options
+
+
+def read_plain_options(fields: Fields, unknown: UnknownFields) -> Options:
+    """Read the options of a request without an answer, and refuse the fields that are left."""
+    model = check_text(fields.require("model"), "model", 253)
+    truncation = _truncation(fields.integer("truncate_prompt_tokens", -1, MAX_TOKENS))
+    fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
+    ignored = fields.end(unknown)
+    return replace(_NO_ANSWER, model=model, truncate_prompt_tokens=truncation, ignored=ignored)
 
 
 def check_held(field: str, options: Options, prompts: int = 1) -> None:

@@ -27,7 +27,7 @@ from baton_wire.sketch import Sketch
 _TIME_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 _GAP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 3)
 _LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 3)
-ROUTES = ("disaggregated", "local", "kept")
+ROUTES = ("disaggregated", "local", "kept", "encoded")
 LAG_EVERY_S = 0.02
 """A block that begins between two timers is measured shorter by at most this. A timer costs some 20 us."""
 STATUSES = ("200", "400", "401", "404", "405", "408", "413", "415", "429", "499", "500", "502", "503", "504", "other")
@@ -257,6 +257,8 @@ def with_bound(buckets: tuple[float, ...], target_s: float | None) -> tuple[floa
 
 def route_name(route: Route) -> str:
     """Return which of `ROUTES` the route is."""
+    if route.is_encoded:
+        return "encoded"
     return "kept" if route.is_prefill_local else "local" if route.is_decode_local else "disaggregated"
 
 

@@ -161,9 +161,14 @@ def worker_measures(workers: list[LinkedWorker]) -> list[WorkerMeasures]:
     """The measures of the linked workers. Takes their accumulated step timings."""
     live = {(worker.role, worker.hello.fingerprint) for worker in workers if worker.condition is WorkerCondition.LIVE}
     return [
-        _measures(worker, any(role is not worker.role and fit == worker.hello.fingerprint for role, fit in live))
+        _measures(worker, _needs_none(worker) or (worker.role.partner, worker.hello.fingerprint) in live)
         for worker in workers
     ]
+
+
+def _needs_none(worker: LinkedWorker) -> bool:
+    """True for a worker that serves without a partner: it only encodes."""
+    return worker.hello.encoding is not None and not worker.hello.encoding.generates
 
 
 def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:

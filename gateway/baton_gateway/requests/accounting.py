@@ -50,7 +50,7 @@ def count_end(metrics: GatewayMetrics, load: ModelLoad, live: LiveRequest, actio
     if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
         metrics.telemetry.unserved()
     load.remove(live.ticket, now)
-    if action.outcome is Outcome.FINISHED and live.prompts:
+    if action.outcome is Outcome.FINISHED and live.prompts and not live.is_encoded:
         load.record_output(completion_tokens / (len(live.prompts) * options.n))
     return usage
 

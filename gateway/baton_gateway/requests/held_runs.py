@@ -35,7 +35,7 @@ from baton_gateway.workers.pool_load import (
 )
 from baton_gateway.workers.route import Route
 from baton_gateway.workers.worker_view import WorkerView
-from baton_wire.messages.values import PairFingerprint
+from baton_wire.messages.values import PairFingerprint, Role
 from baton_wire.rules.fair_share import GATEWAY_GREED, may_take
 from baton_wire.rules.gateway_rounds import Urgency
 from baton_wire.rules.prompt_order import PromptOrder, busy_s
@@ -48,6 +48,8 @@ LOOK_S = 0.05
 TENANT_GREED = 16.0
 """How many times the slots that it leaves free a tenant may take: alone 16/17 of them, two tenants 16/33 each (see
 `fair_share`). Light tenants may take any free slot."""
+ENCODED_ROUNDS = 2
+"""Prompts to encode that may be at a prefill worker at once, for each of its slots: each takes its slot for a step."""
 LONG_SHARE = 0.5
 """A share of the TTFT target. A light tenant does not wait here for a prefill worker that is busy for longer."""
 
@@ -136,7 +138,12 @@ class HeldRuns:
         if not own:
             return True
         assert live.fingerprint is not None
-        free = free_sequences(self._table.views(), live.fingerprint)
+        views = self._table.views()
+        if live.is_encoded:  # slots of prefill workers are free again after a step: this process counts by itself
+            slots = ENCODED_ROUNDS * num_slots(views, live.fingerprint, Role.PREFILL)
+            free = max(0, slots - self._router.load_of(live).num_sequences)
+        else:
+            free = free_sequences(views, live.fingerprint)
         return may_take(own, action.choices, free, GATEWAY_GREED) and self._router.may_grow(live, action.choices)
 
     def _has_to_wait(self, live: LiveRequest, action: PickRoute, route: Route, fingerprint: PairFingerprint) -> bool:
@@ -192,6 +199,11 @@ class HeldRuns:
             return False
         is_busy = is_busy and not self._goes_ahead(live, action, route, fingerprint)
         return not is_busy if route.is_prefill_local else not is_held_up and (route.is_decode_local or not is_busy)
+
+    def encoded(self) -> None:
+        """A prompt was encoded: there may be room for others of its request."""
+        if self._pieces:
+            self._check_soon()
 
     def release_ready(self) -> None:
         """Release runs whose turn has come. Called when a worker reported, joined or left, and by the clock."""

@@ -15,9 +15,11 @@ from baton_gateway.answers.parse_plan import ParsePlan
 from baton_gateway.errors import Problem
 from baton_gateway.openai_api.answer_bounds import bytes_ahead, values_bytes
 from baton_gateway.openai_api.answer_writers import AnswerWriter
+from baton_gateway.openai_api.encoding_types import EncodeRequest
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.records.trail import Moment, Trail
 from baton_gateway.reporting.metrics import RequestTimes
+from baton_gateway.requests.encode_plan import EncodePlan
 from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.preparing import PromptRules, begin_choice_texts
 from baton_gateway.requests.request import RequestLife
@@ -116,8 +118,18 @@ class LiveRequest:
     context: Context = field(default_factory=copy_context)
     """The context of its connection, in which all that is done for the request is scheduled."""
 
+    encoding: EncodePlan | None = None
+    """How its prompts are encoded, once they are built; None: they are answered."""
+
+    @property
+    def is_encoded(self) -> bool:
+        """True if its prompts are encoded, not answered."""
+        return isinstance(self.request, EncodeRequest)
+
     @property
     def prompt_field(self) -> str:
+        if isinstance(self.request, EncodeRequest):
+            return self.request.fields[0].partition("[")[0]
         return "messages" if isinstance(self.request, ChatRequest) else "prompt"
 
     def note(self, moment: Moment, text: str = "", run: bytes = b"") -> None:

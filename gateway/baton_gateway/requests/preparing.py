@@ -17,8 +17,10 @@ from baton_gateway.answers.tool_use import ToolMode, ToolUse
 from baton_gateway.errors import context_exceeded, invalid, unsupported
 from baton_gateway.openai_api.answer_bounds import max_tokens_each
 from baton_gateway.openai_api.chat_messages import ChatMessage
+from baton_gateway.openai_api.encoding_types import EncodeRequest
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, Options
 from baton_gateway.openai_api.prompting_fields import Prompting
+from baton_gateway.requests.encode_plan import EncodeInput, EncodePlan
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.text.chat_template import Conversation, RenderedChat
 from baton_gateway.text.choice_text import ChoiceText
@@ -27,6 +29,7 @@ from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import PromptBudget
 from baton_gateway.workers.request_limits import ModelLimits
+from baton_wire.messages.encoding import Encoding
 from baton_wire.messages.values import (
     MAX_MARK_IDS,
     PACKED_ID_BYTES,
@@ -42,6 +45,8 @@ T = TypeVar("T")
 _SEEDS = 1 << 63
 MAX_END_IDS = 128
 """End ids of a model that are sent to workers; a client's own stop ids fit into the message besides."""
+ENCODED_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
+"""Of a prompt that is encoded: nothing is drawn."""
 MAX_PROMPT_VALUES = 1 << 18
 """Log probabilities of prompt tokens in one answer: all are held until its first token."""
 
@@ -130,6 +135,34 @@ def completion_prompts(request: CompletionRequest, text: TextModel, limits: Mode
             check_ids(prompt, limits, field)
             prompts.append(pack_ids(prompt))
     return prompts
+
+
+def encoded_texts(texts: EncodeInput, model: TextModel, limits: ModelLimits, field: str) -> list[PromptText | bytes]:
+    """Texts to tokenise of one prompt that is encoded, or its ids. Raises RefusedError."""
+    parts: list[PromptText | bytes] = []
+    for text in texts:
+        if isinstance(text, int):
+            check_ids(texts_ids := [token for token in texts if isinstance(token, int)], limits, field)
+            return [pack_ids(texts_ids)]
+        parts.append(PromptText(model, text.text, text.is_rendered, limits.max_context_tokens, field, text.cuts))
+    return parts
+
+
+def make_encoded_prompts(
+    request: EncodeRequest, plan: EncodePlan, packed: Sequence[bytes], encoding: Encoding, limits: ModelLimits
+) -> tuple[Prompt, ...]:
+    """Check packed prompts that are encoded. Raises RefusedError that names the offending field."""
+    prompts = []
+    for ids, field in zip(packed, plan.fields, strict=True):
+        kept = _truncate(ids, request.options, limits)
+        tokens = len(kept) // PACKED_ID_BYTES
+        check_ids((largest_id(kept),), limits, field)
+        if not tokens:
+            raise invalid(field, f"'{field}' has no tokens.", "empty_prompt")
+        if tokens > limits.max_context_tokens:
+            raise context_exceeded(field, limits.max_context_tokens, tokens, None)
+        prompts.append(Prompt(kept, ENCODED_SAMPLING, "", limits.vocab_size, encoding, plan.width))
+    return tuple(prompts)
 
 
 @dataclass(frozen=True, slots=True)

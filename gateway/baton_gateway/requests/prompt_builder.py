@@ -11,12 +11,17 @@ import secrets
 import time
 from dataclasses import replace
 
-from baton_gateway.errors import RefusedError
+import msgspec
+
+from baton_gateway.errors import RefusedError, invalid
 from baton_gateway.openai_api.answer_bounds import token_bytes
+from baton_gateway.openai_api.encoding_answers import answer_size
+from baton_gateway.openai_api.encoding_types import EncodeRequest
 from baton_gateway.openai_api.openai_types import ApiEndpoint, ChatRequest
 from baton_gateway.openai_api.response_encoding import AnswerHead, ResponseHead
 from baton_gateway.records.trail import Moment
 from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.requests.encode_plan import JUDGEMENTS, EncodePlan, Scoring, plan_encoding
 from baton_gateway.requests.live_request import LiveRequest, answer_bytes
 from baton_gateway.requests.preparing import (
     Preparation,
@@ -26,6 +31,8 @@ from baton_gateway.requests.preparing import (
     chat_prompt,
     chat_room,
     completion_prompts,
+    encoded_texts,
+    make_encoded_prompts,
     make_prompts,
     plan_parsing,
 )
@@ -34,13 +41,13 @@ from baton_gateway.requests.scored_prompts import echoed_prompts
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.structured_outputs.format_compiler import FormatCompiler
 from baton_gateway.structured_outputs.output_format import OutputFormat
-from baton_gateway.text.encoding import PromptEncoder
+from baton_gateway.text.encoding import PromptEncoder, PromptText
 from baton_gateway.text.generation_defaults import API_DEFAULTS
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.request_limits import ModelLimits
-from baton_wire.messages.values import Grammar, PairFingerprint, Thought
+from baton_wire.messages.values import Grammar, PairFingerprint, Thought, unpack_ids
 from baton_wire.rules.prefix_digests import PromptPlaces
 
 
@@ -65,6 +72,8 @@ class PromptBuilder:
         assert text is not None
         assert limits is not None
         limits = limits_for(live.tenant, limits)
+        if isinstance(request, EncodeRequest):
+            return await self._build_encoded(live, request, fingerprint, text, limits)
         encoded, grammar = await self._encode_and_compile(live, text, limits)
         thought: Thought | None = None
         if isinstance(request, ChatRequest):
@@ -82,6 +91,39 @@ class PromptBuilder:
         self._metrics.telemetry.branched(len(live.texts) - 1)
         live.writer.begin(_answer_head(live, text, fingerprint, prompts))
         return prompts
+
+    async def _build_encoded(
+        self,
+        live: LiveRequest,
+        request: EncodeRequest,
+        fingerprint: PairFingerprint,
+        text: TextModel,
+        limits: ModelLimits,
+    ) -> tuple[Prompt, ...]:
+        """Prepare prompts that are encoded. Raises RefusedError."""
+        allowed = self._table.encoding(fingerprint)
+        assert allowed is not None, "the revision was chosen among those that encode"
+        plan, tenant = plan_encoding(request, allowed, text.bundle), live.tenant.name
+        packed = []
+        for texts, field in zip(plan.inputs, plan.fields, strict=True):
+            parts = encoded_texts(texts, text, limits, field)
+            packed.append(b"".join(await self.encoder.encode(parts, tenant)))
+        encoding = plan.encoding
+        if plan.scoring is Scoring.JUDGEMENT:
+            encoding = msgspec.structs.replace(encoding, token_ids=await self._judgement_ids(text, limits, tenant))
+        prompts = make_encoded_prompts(request, plan, packed, encoding, limits)
+        live.text, live.fingerprint, live.prompts, live.encoding = text, fingerprint, prompts, plan
+        self._metrics.telemetry.branched(len(prompts) - 1)
+        live.writer.begin(_encoding_head(live, request, text, fingerprint, plan))
+        return prompts
+
+    async def _judgement_ids(self, text: TextModel, limits: ModelLimits, tenant: str) -> tuple[int, ...]:
+        """The ids of JUDGEMENTS. Raises RefusedError for a model that has no such tokens."""
+        words = [PromptText(text, word, True, limits.max_context_tokens, "model") for word in JUDGEMENTS]
+        ids = [unpack_ids(packed) for packed in await self.encoder.encode(words, tenant)]
+        if any(len(token_ids) != 1 for token_ids in ids):
+            raise invalid("model", "This model has no tokens for 'no' and 'yes', by which pairs are ranked.")
+        return tuple(token for (token,) in ids)
 
     async def _encode_and_compile(
         self, live: LiveRequest, text: TextModel, limits: ModelLimits
@@ -130,6 +172,29 @@ def limits_for(tenant: Tenant, limits: ModelLimits) -> ModelLimits:
     """The limits of a model for a tenant, whose context may be shorter."""
     most = tenant.limits.max_context_tokens
     return limits if most is None or most >= limits.max_context_tokens else replace(limits, max_context_tokens=most)
+
+
+def _encoding_head(
+    live: LiveRequest, request: EncodeRequest, text: TextModel, fingerprint: PairFingerprint, plan: EncodePlan
+) -> AnswerHead:
+    head = ResponseHead(
+        endpoint=ApiEndpoint.COMPLETIONS,
+        id=f"{request.task.value}-{secrets.token_hex(12)}",
+        created=int(time.time()),
+        model=request.options.alias or request.options.model,
+        system_fingerprint=f"fp_{fingerprint.model_hash[:12]}",
+    )
+    return AnswerHead(
+        head,
+        text,
+        num_choices=len(live.prompts),
+        include_usage=False,
+        continuous_usage=False,
+        prompt_tokens=sum(prompt.num_tokens for prompt in live.prompts),
+        wants_logprobs=False,
+        is_held=True,
+        ahead_bytes=answer_size(request, len(live.prompts), plan.width),
+    )
 
 
 def _answer_head(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.openai_api.answer_writers import AnswerWriter
+from baton_gateway.openai_api.encoding_answers import EncodingWriter
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.openai_api.response_encoding import Usage
 from baton_gateway.records.record_ring import RecordRing
@@ -41,7 +42,9 @@ from baton_gateway.requests.request_events import (
     Arrived,
     ClientGone,
     Deliver,
+    DeliverEncoded,
     DeliverPrompt,
+    EncodedArrived,
     End,
     Event,
     LegEnded,
@@ -70,6 +73,7 @@ from baton_gateway.workers.links import ToWorker
 from baton_gateway.workers.route import Route
 from baton_wire.errors import BadFieldsError
 from baton_wire.listening.complaints import Complaints
+from baton_wire.messages.encoding import Encode, EncodedPrompt
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Retarget, Tokens
 from baton_wire.messages.measures import Backlog
 
@@ -273,6 +277,11 @@ class Relay:
             if live.life.completion_tokens() > before:  # tokens that had waited for the prompt's log probabilities
                 live.writer.flush()
 
+    def encoded(self, epoch: bytes, message: EncodedPrompt) -> None:
+        if (live := self._by_run.get(message.request)) is not None:
+            self._feed(live, EncodedArrived(epoch, message))
+            self.held.encoded()
+
     def leg_failed(self, epoch: bytes, message: LegFailed) -> None:
         if (live := self._by_run.get(message.request)) is not None:
             self._deliveries.deliver_now([live])
@@ -284,7 +293,7 @@ class Relay:
         """A worker would have refused the message: only its request ends."""
         self._complaints.say("a message to a worker is not sent", str(refusal))
         if (
-            isinstance(message, Prefill | Reserve | Retarget)
+            isinstance(message, Prefill | Reserve | Encode | Retarget)
             and (live := self._by_run.get(message.request)) is not None
         ):
             self._feed(live, Refused(errors.not_sendable(str(refusal))))
@@ -326,6 +335,8 @@ class Relay:
                     case DeliverPrompt(prompt, first_index, logprobs):
                         if live.scores is not None:
                             live.scores.take(prompt, first_index, logprobs)
+                    case DeliverEncoded(prompt, values):
+                        self._deliver_encoded(live, prompt, values, now)
                     case Send():
                         self._send(live, action)
                     case PickRoute() if live.ticket in self._by_ticket:
@@ -373,10 +384,18 @@ class Relay:
         if increment.stopped_after is not None:
             self._feed(live, StopFound(action.choice, increment.stopped_after))
 
+    def _deliver_encoded(self, live: LiveRequest, prompt: int, values: bytes, now: float) -> None:
+        self._metrics.delivered(live.times, prompt, 1, now)  # as much work as a prompt with one token
+        self._loads.of(live).mark_answered(live.ticket)
+        assert isinstance(live.writer, EncodingWriter)
+        live.writer.encoded(prompt, values)
+
     def _send(self, live: LiveRequest, action: Send) -> None:
         worker = self._table.get(action.worker)
         if worker is not None and worker.send(action.message):
-            if isinstance(action.message, Prefill | Reserve):
+            if isinstance(action.message, Encode):
+                worker.record_sent(action.missing_tokens or 1)
+            elif isinstance(action.message, Prefill | Reserve):
                 message = action.message
                 is_computed = isinstance(message, Prefill) or message.prefill_epoch is None
                 tokens = len(message.tokens) // 4 if action.missing_tokens is None else action.missing_tokens
@@ -412,7 +431,9 @@ class Relay:
     async def _prepare(self, live: LiveRequest) -> None:
         event: Event
         try:
-            revision = self._routing.choose_revision(live.request.options.model, self._rules.route)
+            revision = self._routing.choose_revision(
+                live.request.options.model, self._rules.route, is_encoded=live.is_encoded
+            )
             if isinstance(revision, Problem):
                 event = self._park(live, revision)
             else:

@@ -22,7 +22,9 @@ from baton_gateway.requests.request_events import (
     Arrived,
     ClientGone,
     Deliver,
+    DeliverEncoded,
     DeliverPrompt,
+    EncodedArrived,
     End,
     Event,
     LegEnded,
@@ -54,7 +56,7 @@ from baton_gateway.requests.run import (
     start_legs,
     worker_at_fault,
 )
-from baton_gateway.requests.token_validation import find_entry_fault, find_logprobs_fault
+from baton_gateway.requests.token_validation import find_encoded_fault, find_entry_fault, find_logprobs_fault
 from baton_gateway.workers.route import Route
 from baton_wire.messages.gateway_link import Cancel
 from baton_wire.messages.values import Finish, Reason, TokenEntry
@@ -325,6 +327,17 @@ class RequestLife:
                 actions += self._arrived(arrived, now)
         return actions
 
+    def _encoded_arrived(self, event: EncodedArrived, now: float) -> list[Action]:
+        message = event.message
+        run = self._current(event.worker, message.request, message.attempt)
+        if run is None:
+            return []
+        if find_encoded_fault(message, self._prompts[run.prompt]) is not None:
+            return self._fail_implausible(run, event.worker, now)
+        run.moved_s, run.landed, run.progressed = now, True, True
+        (number,) = run.choices
+        return [DeliverEncoded(run.prompt, message.values), *self._finish_choice(run, number)]
+
     def _is_scored(self, prompt: int) -> bool:
         """Return whether tokens may be delivered: the prompt's log probabilities, if wanted, come first."""
         scored = self._prompts[prompt]
@@ -478,6 +491,7 @@ _HANDLERS: dict[type, Callable[..., list[Action]]] = {
     RoutesChanged: RequestLife._routes_changed,
     Arrived: RequestLife._arrived,
     PromptArrived: RequestLife._prompt_arrived,
+    EncodedArrived: RequestLife._encoded_arrived,
     LegEnded: RequestLife._leg_ended,
     WorkerLost: RequestLife._worker_lost,
     StopFound: RequestLife._stop_found,

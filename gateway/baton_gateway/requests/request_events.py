@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from baton_gateway.errors import Problem
 from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.workers.route import Route
+from baton_wire.messages.encoding import Encode, EncodedPrompt, Encoding
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Retarget
 from baton_wire.messages.values import (
     MAX_VOCAB,
@@ -65,6 +66,10 @@ class Prompt:
     salt: str
     vocab_size: int = MAX_VOCAB
     """The model's: ids of the answer's tokens are below it."""
+    encoding: Encoding | None = None
+    """The result that is wanted instead of an answer."""
+    width: int = 0
+    """Values of this result."""
 
     @property
     def num_tokens(self) -> int:
@@ -143,6 +148,14 @@ class PromptArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedArrived:
+    """A worker sent the result of an encoded prompt."""
+
+    worker: bytes
+    message: EncodedPrompt
+
+
+@dataclass(frozen=True, slots=True)
 class LegEnded:
     """A worker gave up its part of an attempt."""
 
@@ -187,6 +200,7 @@ Event = (
     | RoutesChanged
     | Arrived
     | PromptArrived
+    | EncodedArrived
     | LegEnded
     | WorkerLost
     | StopFound
@@ -238,7 +252,7 @@ class Send:
     """Send a message to a worker; when its link is gone, answer WorkerLost."""
 
     worker: bytes
-    message: Prefill | Reserve | Retarget | Cancel
+    message: Prefill | Reserve | Encode | Retarget | Cancel
     missing_tokens: int | None = None
     """Tokens of the prompt that the worker probably has not cached; None: all of them."""
 
@@ -265,6 +279,14 @@ class DeliverPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class DeliverEncoded:
+    """The result of one prompt, once."""
+
+    prompt: int
+    values: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The only end of the request. `problem` is the client's error, unless it finished or the client is gone."""
 
@@ -272,4 +294,4 @@ class End:
     problem: Problem | None = None
 
 
-Action = Prepare | PickRoute | Send | Deliver | DeliverPrompt | End
+Action = Prepare | PickRoute | Send | Deliver | DeliverPrompt | DeliverEncoded | End

@@ -12,6 +12,7 @@ from baton_gateway.errors import Problem
 from baton_gateway.requests.request_events import Arrived, LifeRules, Prompt, Send
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_gateway.workers.route import Route
+from baton_wire.messages.encoding import Encode
 from baton_wire.messages.gateway_link import Prefill, Reserve, Retarget
 from baton_wire.messages.values import MAX_CONTEXT_TOKENS, PeerRef, Reason, TokenEntry, pack_ids
 
@@ -138,16 +139,20 @@ def start_legs(  # noqa: PLR0913 - one call site; the run's machine owns each of
     """Messages for both legs, the decode worker's first. `forced`: tokens generated before this attempt; `n`: choices
     per prompt; `flow`: names the client's request, whose runs share one turn; `tpot_s`: the decode worker's target.
     """
+    if prompt.encoding is not None:
+        what = (prompt.packed, prompt.encoding, max(left_s, LEAST_S), prompt.salt)
+        encode = Encode(run.request, run.attempt, *what, flow, prompt.num_tokens)
+        return [Send(route.decode, encode, prompt.num_tokens)]
     tokens = prompt.packed + pack_ids(forced)
     choices = tuple(sorted(choice % n for choice in run.choices))
-    what = (tokens, prompt.num_tokens, choices, prompt.sampling, max(left_s, LEAST_S), prompt.salt)
+    common = (tokens, prompt.num_tokens, choices, prompt.sampling, max(left_s, LEAST_S), prompt.salt)
     missing = None if route.missing_tokens is None else min(route.missing_tokens, MAX_CONTEXT_TOKENS)
     if route.prefill is None or route.decode_address is None:
-        reserve = Reserve(run.request, run.attempt, *what, None, flow, tpot_s, missing)
+        reserve = Reserve(run.request, run.attempt, *common, None, flow, tpot_s, missing)
         return [Send(route.decode, reserve, missing)]
-    reserve = Reserve(run.request, run.attempt, *what, route.prefill, flow, tpot_s)
+    reserve = Reserve(run.request, run.attempt, *common, route.prefill, flow, tpot_s)
     decode = PeerRef(route.decode_address, route.decode)
-    prefill = Prefill(run.request, run.attempt, *what, decode, flow, missing)
+    prefill = Prefill(run.request, run.attempt, *common, decode, flow, missing)
     return [Send(route.decode, reserve, route.received_tokens), Send(route.prefill, prefill, missing)]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Final
 
 from baton_gateway.requests.request_events import Prompt
+from baton_wire.messages.encoding import FLOAT_BYTES, EncodedPrompt, unpack_floats
 from baton_wire.messages.gateway_link import PromptLogprobs
 from baton_wire.messages.values import PromptLogprob, TokenEntry, TokenLogprob
 
@@ -34,6 +36,13 @@ def find_logprobs_fault(message: PromptLogprobs, prompt: Prompt) -> str | None:
     if message.first_index + len(message.logprobs) > prompt.num_tokens:
         return f"log probabilities beyond the prompt's {prompt.num_tokens} tokens"
     return None if are_logprobs(message.logprobs, prompt.vocab_size) else "values that are no log probabilities"
+
+
+def find_encoded_fault(message: EncodedPrompt, prompt: Prompt) -> str | None:
+    """Why this cannot be the result of the encoded prompt; None: it can."""
+    if prompt.encoding is None or len(message.values) != FLOAT_BYTES * prompt.width:
+        return f"{len(message.values)} bytes where {prompt.width} values were asked for"
+    return None if all(map(math.isfinite, unpack_floats(message.values))) else "values that are not finite"
 
 
 def are_logprobs(logprobs: Iterable[TokenLogprob | PromptLogprob], vocab_size: int) -> bool:

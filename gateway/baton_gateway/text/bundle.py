@@ -7,13 +7,16 @@ end ids and template a model has. `chat_template` renders, `revision_text` token
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from baton_gateway.errors import BundleError
 from baton_gateway.text.generation_defaults import API_DEFAULTS, GenerationDefaults, read_defaults
+from baton_wire.models.errors import ModelConfigError
+from baton_wire.models.pooling import PROMPTS, read_prompts
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -33,6 +36,12 @@ class Bundle:
     """The authors' sampling defaults, for fields that a request leaves out."""
     config_json: str = ""
     """The text of the model's `config.json`; empty if the bundle has none."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """The texts that an embedding model wants before its inputs, by name."""
+    default_prompt: str | None = None
+    """Name of the prompt for requests that name none."""
+    labels: tuple[str, ...] = ()
+    """Names of a classifier's labels."""
     control_tokens: tuple[str, ...] = ()
     """Texts of all special tokens, known once the tokenizer is loaded. In a chat a client's text never becomes one."""
 
@@ -49,6 +58,10 @@ def parse_bundle(data: bytes, expected_hash: str) -> Bundle:
     if not tokenizer_json:
         raise BundleError("tokenizer bundle: tokenizer.json is missing")
     config = _object(files, "tokenizer_config.json")
+    try:
+        prompts, default_prompt = read_prompts(_object(files, PROMPTS))
+    except ModelConfigError as error:
+        raise BundleError(f"tokenizer bundle: {error}") from error
     return Bundle(
         hash=expected_hash,
         tokenizer_json=tokenizer_json,
@@ -59,6 +72,9 @@ def parse_bundle(data: bytes, expected_hash: str) -> Bundle:
         eos_ids=_eos_ids(files),
         generation=read_defaults(_object(files, "generation_config.json")),
         config_json=files.get("config.json") or "",
+        prompts=prompts,
+        default_prompt=default_prompt,
+        labels=_labels(_object(files, "config.json")),
     )
 
 
@@ -70,6 +86,13 @@ def _object(files: dict[str, str | None], name: str) -> dict[str, Any]:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise BundleError(f"tokenizer bundle: {name}: {error}") from error
+
+
+def _labels(config: dict[str, Any]) -> tuple[str, ...]:
+    names = config.get("id2label")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        return ()
+    return tuple(names.get(str(number), f"LABEL_{number}") for number in range(len(names)))
 
 
 def _template(config: dict[str, Any]) -> str | None:

@@ -17,6 +17,7 @@ from baton_gateway.workers.kv_reads import KvReads
 from baton_gateway.workers.request_limits import BodyLimits, ModelLimits, body_limits
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.liveness import REPORT_S
+from baton_wire.messages.encoding import Encode, EncodingLimits
 from baton_wire.messages.gateway_link import (
     AskCachedPlaces,
     Cancel,
@@ -59,7 +60,7 @@ class LinkedWorker:
     address: Address
     """The address at which the gateway dialled it."""
     text: TextModel
-    send: Callable[[Prefill | Reserve | Retarget | Cancel | Flip | Holding | AskCachedPlaces], bool]
+    send: Callable[[Prefill | Reserve | Encode | Retarget | Cancel | Flip | Holding | AskCachedPlaces], bool]
     """Queue a message; False when the link is gone."""
     clock: Callable[[], float] = time.monotonic
     state: WorkerState | None = None
@@ -299,6 +300,7 @@ class LinkedWorker:
             piece_token_s=self.pieces.token_s,
             rows=self.rows,
             keeps_answers=hello.keeps_answers,
+            encoding=hello.encoding,
             gateways=1 if state is None else state.gateways,
             seed=self.seed,
             lately_tokens_s=self.lately_tokens / LOAD_S,
@@ -395,6 +397,10 @@ class WorkerTable:
         if not largest:
             return None
         return ModelLimits(min(largest.values()), min(vocabularies))
+
+    def encoding(self, fingerprint: PairFingerprint) -> EncodingLimits | None:
+        """What the revision's workers make of prompts besides answers; None: nothing."""
+        return next((worker.hello.encoding for worker in self._of(fingerprint) if worker.hello.encoding), None)
 
     def _of(self, fingerprint: PairFingerprint) -> list[LinkedWorker]:
         return [worker for worker in self._workers.values() if worker.hello.fingerprint == fingerprint]

@@ -33,6 +33,7 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
 from baton_wire.liveness import DEFAULT_LIVENESS, Liveness, LivenessConfig, PeerState
 from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.encoding import Encode, EncodedPrompt
 from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
     AskCachedPlaces,
@@ -79,7 +80,7 @@ REFUSAL_CODES = (
 )
 """Codes with which a live worker closes a link because of a message."""
 
-ToWorker = Prefill | Reserve | Retarget | Cancel | Flip | Holding | AskCachedPlaces
+ToWorker = Prefill | Reserve | Encode | Retarget | Cancel | Flip | Holding | AskCachedPlaces
 
 
 class LinkListener(Protocol):
@@ -102,6 +103,7 @@ class LinkListener(Protocol):
 
     def tokens(self, epoch: bytes, frame: Tokens) -> None: ...
     def prompt_logprobs(self, epoch: bytes, message: PromptLogprobs) -> None: ...
+    def encoded(self, epoch: bytes, message: EncodedPrompt) -> None: ...
     def leg_failed(self, epoch: bytes, message: LegFailed) -> None: ...
     def unsent(self, message: ToWorker, refusal: BadFieldsError) -> None:
         """A message was not sent: the worker would have refused it."""
@@ -390,6 +392,8 @@ class WorkerLink:
                 self._listener.tokens(worker.hello.epoch, message)
             case PromptLogprobs():
                 self._listener.prompt_logprobs(worker.hello.epoch, message)
+            case EncodedPrompt():
+                self._listener.encoded(worker.hello.epoch, message)
             case WorkerState():
                 self._take_report(worker, message)
             case CachedPlaces():

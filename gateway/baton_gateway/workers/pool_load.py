@@ -87,9 +87,9 @@ def num_prefill(workers: Sequence[WorkerView], served_name: str) -> float:
     return sum(1 / worker.gateways for worker in prefill if worker.is_usable)
 
 
-def num_slots(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
-    """Sequences that the revision's decode workers run at once."""
-    return sum(worker.max_sequences for worker in _usable(workers, Role.DECODE, fingerprint))
+def num_slots(workers: Sequence[WorkerView], fingerprint: PairFingerprint, role: Role = Role.DECODE) -> int:
+    """Sequences that the revision's workers of a role run at once."""
+    return sum(worker.max_sequences for worker in _usable(workers, role, fingerprint))
 
 
 def least_prompts_s(workers: Sequence[WorkerView], fingerprint: PairFingerprint, tpot_s: float | None) -> float:

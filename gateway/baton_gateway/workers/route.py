@@ -57,6 +57,8 @@ class Route:
     """Seconds that a prefill worker computes the prompt; 0 while no prompt step was seen: such a run never waits."""
     is_prefill_local: bool = False
     """`decode` is a prefill worker, where other prompts are queued."""
+    is_encoded: bool = False
+    """`decode` encodes the prompt: there is no answer."""
     missing_tokens: int | None = None
     """Tokens of the prompt that its worker probably has not cached; None: unknown, so all of them."""
     received_tokens: int | None = None
@@ -87,6 +89,8 @@ class RouteQuery:
     """A number of the prompt's whole context or of its session, that decides between equal workers."""
     retained_by: bytes | None = None
     """The prefill worker that retains the run's KV."""
+    is_encoded: bool = False
+    """The prompt is encoded, not answered."""
 
     @property
     def new_tokens(self) -> int:
@@ -106,8 +110,10 @@ class RoutePolicy:
 
 
 def revisions(workers: Sequence[WorkerView], served_name: str, policy: RoutePolicy) -> dict[PairFingerprint, int]:
-    """The revisions under which this model can be served now, with the number of usable workers that decode."""
-    usable = [worker for worker in workers if worker.served_name == served_name and worker.is_usable]
+    """The revisions under which this model can answer now, with the number of usable workers that decode."""
+    usable = [
+        worker for worker in workers if worker.served_name == served_name and worker.is_usable and worker.generates
+    ]
     prefill = {worker.fingerprint for worker in usable if worker.role is Role.PREFILL}
     counts: dict[PairFingerprint, int] = {}
     for worker in usable:
@@ -117,13 +123,38 @@ def revisions(workers: Sequence[WorkerView], served_name: str, policy: RoutePoli
     return counts
 
 
+def encoding_revisions(workers: Sequence[WorkerView], served_name: str) -> dict[PairFingerprint, int]:
+    """The revisions under which this model can encode now, with the number of usable workers that do."""
+    counts: dict[PairFingerprint, int] = {}
+    for worker in workers:
+        if worker.served_name == served_name and worker.is_usable and _encodes(worker):
+            counts[worker.fingerprint] = counts.get(worker.fingerprint, 0) + 1
+    return counts
+
+
+def _encodes(worker: WorkerView) -> bool:
+    return worker.encoding is not None and worker.role is Role.PREFILL
+
+
 def pick(query: RouteQuery, workers: Sequence[WorkerView], policy: RoutePolicy) -> Route | Problem:
-    """Choose the pair for a run."""
+    """Choose the pair for a run, or the worker that encodes it."""
+    if query.is_encoded:
+        return _pick_encoder(query, workers)
     route = _pick_pair(query, workers, policy)
     if not query.cached or isinstance(route, Problem):
         return route
     moved = _find_move(query, route.prefill or route.decode, workers)
     return replace(route, best_cached_tokens=min(query.tokens, max(query.cached.values())), moved=moved)
+
+
+def _pick_encoder(query: RouteQuery, workers: Sequence[WorkerView]) -> Route | Problem:
+    fitting = [worker for worker in workers if worker.is_usable and worker.fingerprint == query.fingerprint]
+    encoding = [worker for worker in fitting if _encodes(worker)]
+    best = _best_that_holds(encoding, query)
+    if best is None:
+        return errors.too_long_for_workers() if encoding else errors.no_workers()
+    own_s = query.tokens * prompt_token_s(best, fitting)
+    return Route(None, best.epoch, None, own_s, is_prefill_local=True, missing_tokens=query.tokens, is_encoded=True)
 
 
 def _find_move(query: RouteQuery, chosen: bytes, workers: Sequence[WorkerView]) -> MoveReason | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton_wire.messages.encoding import EncodingLimits
 from baton_wire.messages.values import Address, PairFingerprint, Role
 
 
@@ -40,6 +41,8 @@ class WorkerView:
     """Sequences that it decoded in its last step."""
     keeps_answers: bool = False
     """A prefill worker that may decode prompts that it computed (prefill-local)."""
+    encoding: EncodingLimits | None = None
+    """What it makes of prompts besides answers; None: nothing."""
     is_draining: bool = False
     is_suspect: bool = False
     token_s: float | None = None
@@ -72,6 +75,11 @@ class WorkerView:
     def held_tokens(self) -> int:
         """Tokens of KV that its sequences need; cached ones without a sequence are left out. 0 until it reports."""
         return 0 if self.blocks_free is None else (self.blocks_total - self.blocks_free) * self.block_tokens
+
+    @property
+    def generates(self) -> bool:
+        """Prompts may be answered from it."""
+        return self.encoding is None or self.encoding.generates
 
     @property
     def is_usable(self) -> bool:

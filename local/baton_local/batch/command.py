@@ -190,7 +190,7 @@ def _desk(served_name: str, engine: EngineParts, options: argparse.Namespace) ->
     text = load_text_model(engine.bundle.data, engine.bundle.sha256, formats)
     limits = ModelLimits(engine.limits.max_context_tokens, engine.limits.vocab_size)
     model_hash, most = engine.fingerprint.model_hash, engine.limits.max_choices
-    return Desk(text, limits, names, model_hash, most, int(time.time()), defaults)
+    return Desk(text, limits, names, model_hash, most, int(time.time()), defaults, engine.limits.encoding)
 
 
 class Meter:

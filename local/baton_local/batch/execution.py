@@ -13,14 +13,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
-from baton_engine.scheduling.events import Drawn, Failed, PromptScored, SchedulerEvent
+from baton_engine.scheduling.events import Drawn, Failed, PromptEncoded, PromptScored, SchedulerEvent
+from baton_local.batch.encoding_job import EncodingJob
 from baton_local.batch.jobs import Desk, Job, Refusal, failure
 from baton_local.batch.lines import BadLine, BatchLine, answer_line, refusal_text
 from baton_local.batch.order import Balance, windows
 from baton_wire.messages.values import RequestKey
 from baton_worker.building.parts import EngineParts
 
-Drawing = list[tuple[Job, SchedulerEvent]]
+Drawing = list[tuple[Job | EncodingJob, SchedulerEvent]]
 T = TypeVar("T")
 
 AHEAD: Final = 256
@@ -62,7 +63,7 @@ class Progress:
 class _Open:
     """Requests in the engine: the job of each, and the choices of each key that still run."""
 
-    jobs: dict[bytes, Job] = field(default_factory=dict)
+    jobs: dict[bytes, Job | EncodingJob] = field(default_factory=dict)
     choices: dict[RequestKey, set[int]] = field(default_factory=dict)
 
 
@@ -78,7 +79,7 @@ class BatchRun:
         self._lines = lines
         self._output = output
         self._balance = Balance(engine.scheduler.config.max_slots)
-        self._prepared: queue.Queue[tuple[int, Job | Refusal] | None] = queue.Queue(AHEAD)
+        self._prepared: queue.Queue[tuple[int, Job | EncodingJob | Refusal] | None] = queue.Queue(AHEAD)
         """Prepared jobs, each with the maximum number of tokens that it may draw."""
         self._drawn: queue.Queue[Drawing | Refusal | None] = queue.Queue(UNREAD_STEPS)
         self._stopped: queue.SimpleQueue[tuple[RequestKey, int]] = queue.SimpleQueue()
@@ -150,7 +151,7 @@ class BatchRun:
                     if other is others[1]:
                         raise RuntimeError("the writing thread ended before the engine")
 
-    def _submit(self, job: Job, open_: _Open) -> int:
+    def _submit(self, job: Job | EncodingJob, open_: _Open) -> int:
         """Submit a job to the engine; returns its number of choices."""
         now = time.monotonic()
         specs = job.specs(now + YEARS_S)
@@ -166,9 +167,9 @@ class BatchRun:
     def _pass_on(self, open_: _Open, events: Iterable[SchedulerEvent], is_dead: Callable[[], bool]) -> None:
         batch: Drawing = []
         for event in events:
-            if isinstance(event, Drawn | Failed | PromptScored) and event.key in open_.choices:
+            if isinstance(event, Drawn | Failed | PromptScored | PromptEncoded) and event.key in open_.choices:
                 batch.append((open_.jobs[event.key.request], event))
-                if isinstance(event, Failed):
+                if isinstance(event, Failed | PromptEncoded):
                     self._close(open_, event.key, None)
                 elif isinstance(event, PromptScored):
                     pass
@@ -204,20 +205,25 @@ class BatchRun:
             for job, event in item:
                 if job.custom_id in failed:
                     continue
-                if isinstance(event, Drawn):
+                if isinstance(event, Drawn | PromptEncoded):
                     self._take(job, event)
                 elif isinstance(event, PromptScored):
+                    assert isinstance(job, Job), "only answered prompts are scored"
                     job.score(event)
                 else:
                     failed.add(job.custom_id)
                     self._answer(failure(job.custom_id))
 
-    def _take(self, job: Job, event: Drawn) -> None:
+    def _take(self, job: Job | EncodingJob, event: Drawn | PromptEncoded) -> None:
         if job.is_done:
             return
-        if job.take(event):
-            self._stopped.put((event.key, event.choice))
-        self.progress.output_tokens += len(event.ids)
+        if isinstance(job, EncodingJob):
+            assert isinstance(event, PromptEncoded), "nothing is drawn for it"
+            job.take(event)
+        elif isinstance(event, Drawn):
+            if job.take(event):
+                self._stopped.put((event.key, event.choice))
+            self.progress.output_tokens += len(event.ids)
         if job.is_done:
             self._output.write(answer_line(job.custom_id, 200, job.body()))
             self.progress.answered += 1

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from baton_engine.scheduling.events import Drawn, PromptScored, SequenceSpec
 from baton_gateway.answers.parse_plan import ParsePlan
-from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
+from baton_gateway.errors import Problem, internal_error, model_not_found, task_not_served, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.openai_api.collected_message import CollectedMessage
+from baton_gateway.openai_api.encoding_types import parse_embedding
 from baton_gateway.openai_api.json_pieces import GrowingText
 from baton_gateway.openai_api.logprob_json import CompletionLogprobs, LogprobsJson, logprobs_json
 from baton_gateway.openai_api.openai_types import (
@@ -24,12 +25,14 @@ from baton_gateway.openai_api.openai_types import (
     parse_completion,
 )
 from baton_gateway.openai_api.response_encoding import (
+    AnswerHead,
     FinishedChoice,
     ResponseHead,
     Usage,
     error_body,
     response_body,
 )
+from baton_gateway.requests.encode_plan import plan_encoding
 from baton_gateway.requests.preparing import (
     Preparation,
     begin_choice_texts,
@@ -38,6 +41,8 @@ from baton_gateway.requests.preparing import (
     chat_prompt,
     chat_room,
     completion_prompts,
+    encoded_texts,
+    make_encoded_prompts,
     make_prompts,
     plan_parsing,
 )
@@ -50,7 +55,9 @@ from baton_gateway.text.generation_defaults import API_DEFAULTS
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.request_limits import ModelLimits
-from baton_local.batch.lines import BadLine, BatchLine, answer_line
+from baton_local.batch.encoding_job import EncodingJob
+from baton_local.batch.lines import EMBEDDINGS, BadLine, BatchLine, answer_line
+from baton_wire.messages.encoding import EncodingLimits
 from baton_wire.messages.values import Finish, Grammar, RequestKey
 
 ATTEMPT = 1
@@ -173,7 +180,7 @@ class Refusal:
 class Desk:
     """Turns lines into jobs for one model."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what one model and its engine allow
         self,
         text: TextModel,
         limits: ModelLimits,
@@ -182,9 +189,11 @@ class Desk:
         max_choices: int,
         created: int,
         generation_defaults: bool = True,
+        encoding: EncodingLimits | None = None,
     ) -> None:
         """`names`: model names that requests may use. `created`: seconds since 1970, for the answers.
-        `generation_defaults`: False ignores the model's generation_config.json.
+        `generation_defaults`: False ignores the model's generation_config.json. `encoding`: what the engine makes of
+        prompts besides answers.
         """
         self._defaults = text.bundle.generation if generation_defaults else API_DEFAULTS
         self._text = text
@@ -192,6 +201,7 @@ class Desk:
         self._names = tuple(names)
         self._model_hash = model_hash
         self._max_choices = max_choices
+        self._encoding = encoding
         self._created = created
         self._templates = TemplateRenderer()
         self._compiler = FormatCompiler()
@@ -199,13 +209,15 @@ class Desk:
     async def stop(self) -> None:
         await asyncio.gather(self._templates.stop(), self._compiler.stop())
 
-    async def job(self, line: BatchLine | BadLine) -> Job | Refusal:
+    async def job(self, line: BatchLine | BadLine) -> Job | EncodingJob | Refusal:
         """The job of a line, or the answer that says why it is refused.
 
         A request without a seed gets one from its id, so that the same batch gives the same answers.
         """
         if isinstance(line, BadLine):
             return Refusal(line.answer())
+        if line.url == EMBEDDINGS:
+            return self._embedding_job(line)
         try:
             is_chat = line.url == "/v1/chat/completions"
             request = parse_chat(line.body) if is_chat else parse_completion(line.body)
@@ -237,6 +249,35 @@ class Desk:
             system_fingerprint=f"fp_{self._model_hash[:12]}",
         )
         return Job(line.custom_id, request, prompts, head, self._text, plan)
+
+    def _embedding_job(self, line: BatchLine) -> EncodingJob | Refusal:
+        """The job of a line with inputs to embed."""
+        try:
+            request = parse_embedding(line.body)
+            if request.options.model not in self._names:
+                raise RefusedRequestError(model_not_found(request.options.model, self._names))
+            if self._encoding is None:
+                raise RefusedRequestError(
+                    task_not_served(request.options.model, "embed", "this engine only keeps time")
+                )
+            plan = plan_encoding(request, self._encoding, self._text.bundle)
+            packed = [
+                b"".join(
+                    encode_prompt(part) if isinstance(part, PromptText) else part
+                    for part in encoded_texts(texts, self._text, self._limits, field)
+                )
+                for texts, field in zip(plan.inputs, plan.fields, strict=True)
+            ]
+            prompts = make_encoded_prompts(request, plan, packed, plan.encoding, self._limits)
+        except RefusedRequestError as refusal:
+            return Refusal.of(line.custom_id, refusal.problem)
+        digest = hashlib.blake2b(line.custom_id.encode(), digest_size=12).hexdigest()
+        fingerprint = f"fp_{self._model_hash[:12]}"
+        head = ResponseHead(
+            ApiEndpoint.COMPLETIONS, f"embed-{digest}", self._created, request.options.model, fingerprint
+        )
+        answer = AnswerHead(head, self._text, len(prompts), False, False, 0, False)
+        return EncodingJob(line.custom_id, request, prompts, answer)
 
     async def _encode(self, request: ChatRequest | CompletionRequest) -> tuple[list[bytes], ParsePlan | None]:
         plan: ParsePlan | None = None

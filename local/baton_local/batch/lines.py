@@ -26,7 +26,8 @@ from baton_gateway.workers.request_limits import body_limits
 from baton_local.batch.lenient_id import lenient_id
 from baton_local.errors import StartError
 
-URLS: Final = ("/v1/chat/completions", "/v1/completions")
+EMBEDDINGS: Final = "/v1/embeddings"
+URLS: Final = ("/v1/chat/completions", "/v1/completions", EMBEDDINGS)
 FIELDS: Final = ("custom_id", "method", "url", "body")
 MAX_ID_CHARS: Final = 512
 MAX_SHOWN_CHARS: Final = 64

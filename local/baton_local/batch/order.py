@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from baton_local.batch.lines import BadLine, BatchLine
+from baton_local.batch.lines import EMBEDDINGS, BadLine, BatchLine
 
 WINDOW: Final = 4_096
 """Lines that are ordered together in memory."""
@@ -42,6 +42,11 @@ def demand_of(line: BatchLine | BadLine, max_context_tokens: int) -> TokenDemand
         return TokenDemand(0, 0)
     is_chat = "chat" in line.url
     body = line.body
+    if line.url == EMBEDDINGS:
+        inputs = body.get("input")
+        return TokenDemand(
+            1, len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
+        )
     given = _count(body.get("max_completion_tokens") if is_chat else None) or _count(body.get("max_tokens"))
     default = max_context_tokens if is_chat else DEFAULT_COMPLETION_TOKENS
     prompt = body.get("prompt")

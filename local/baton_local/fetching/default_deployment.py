@@ -8,14 +8,18 @@ import yaml
 
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
 from baton_control.spec.manifest import parse_object
+from baton_control.spec.served_model import ModelTask
 from baton_local.fetching.model_argument import deployment_name
 from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.families.qwen import RANKING_FAMILIES
 from baton_worker.building.block_budget import CPU_DEFAULT_BYTES, MEMORY_SHARE
 
 MOST_CONTEXT_TOKENS = 32_768
 """Longest context of a default deployment; a longer one takes --max-context-tokens or a manifest."""
 LEAST_CONTEXT_TOKENS = 512
 STEP = 16
+RERANKER = "reranker"
+"""Part of the names of rerankers."""
 FLOAT32_BYTES = 4
 
 
@@ -60,15 +64,31 @@ def context_tokens(config: DecoderSpec, asked: int | None, free_bytes: int | Non
     return most
 
 
+def detect_tasks(config: DecoderSpec, name: str) -> tuple[ModelTask, ...]:
+    """The tasks of a model, by its checkpoint. Qwen3-Rerankers look like chat models but for their `name`."""
+    is_reranker = RERANKER in name.lower() and config.family in RANKING_FAMILIES
+    if config.labels or (is_reranker and config.generates and not config.pooling.is_stated):
+        return (ModelTask.RERANK,)
+    if config.pooling.is_stated or not config.generates:
+        return (ModelTask.EMBED,)
+    return (ModelTask.GENERATE,)
+
+
 def default_deployment(
-    source: str, served_name: str, context: int, is_on_gpu: bool, options: DefaultOptions = NO_OPTIONS
+    source: str,
+    served_name: str,
+    context: int,
+    is_on_gpu: bool,
+    options: DefaultOptions = NO_OPTIONS,
+    tasks: tuple[ModelTask, ...] = (ModelTask.GENERATE,),
 ) -> LLMDeployment:
     """A deployment of one model with the defaults. Raises ManifestError for a name that no LLMDeployment can have."""
-    pools = {
-        "prefill": options.pool(options.prefill, is_on_gpu),
-        "decode": options.pool(options.decode, is_on_gpu),
-    }
-    model = {"source": source, "servedName": served_name, "maxContextTokens": context}
+    pools = {"prefill": options.pool(options.prefill, is_on_gpu)}
+    model: dict[str, object] = {"source": source, "servedName": served_name, "maxContextTokens": context}
+    if ModelTask.GENERATE in tasks:
+        pools["decode"] = options.pool(options.decode, is_on_gpu)
+    else:
+        model["tasks"] = list(tasks)
     if options.dtype is not None:
         model["dtype"] = options.dtype
     return parse_object(
@@ -84,4 +104,6 @@ def default_deployment(
 def as_yaml(deployment: LLMDeployment) -> str:
     """A manifest for `baton up -f` or `kubectl apply`, without the fields that have their default."""
     plain = deployment.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    if not deployment.spec.model.generates:
+        del plain["spec"]["decode"]
     return yaml.safe_dump(plain, sort_keys=False, width=118)

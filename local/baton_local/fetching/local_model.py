@@ -17,6 +17,7 @@ from baton_local.fetching.default_deployment import (
     DefaultOptions,
     context_tokens,
     default_deployment,
+    detect_tasks,
 )
 from baton_local.fetching.download import download_model, pin_revision
 from baton_local.fetching.model_argument import HubName, parse_model_argument, served_name
@@ -119,5 +120,7 @@ def deployment_from_source(
         raise StartError(f"{request.text} cannot be served: {error}") from error
     name = request.served_name or model.served_name
     is_on_gpu = device is Device.CUDA
-    deployment = default_deployment(model.source, name, context, is_on_gpu=is_on_gpu, options=request.pools)
+    deployment = default_deployment(
+        model.source, name, context, is_on_gpu=is_on_gpu, options=request.pools, tasks=detect_tasks(config, name)
+    )
     return LocalDeployment(deployment, str(model.folder), model.cached)

@@ -10,6 +10,7 @@ from pathlib import Path
 from baton_control.errors import UnsupportedError
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
+from baton_control.spec.served_model import ModelTask
 from baton_control.worker_specs import Device, pool_spec
 from baton_engine.model.servable import CONFIG, servable_config, servable_model
 from baton_local.errors import StartError
@@ -17,11 +18,14 @@ from baton_wire.listening.sockets import bind
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.models.errors import ModelError
 from baton_worker.building.bundle_files import read_bundle
+from baton_worker.building.tasks import encoding_limits
+from baton_worker.config import Task
 from baton_worker.errors import ConfigError
 
 GPU_LIST = Path("/proc/driver/nvidia/gpus")
 SOURCE_FIELD = "spec.model.source"
 CONTEXT_FIELD = "spec.model.maxContextTokens"
+TASKS_FIELD = "spec.model.tasks"
 RANDOM = f"{Scheme.RANDOM}://"
 
 
@@ -73,6 +77,13 @@ def check_model(deployment: LLMDeployment, model: str, is_emulated: bool) -> Non
         raise UnsupportedError(SOURCE_FIELD, str(error).removeprefix("model: ")) from error
     except ModelError as error:
         raise UnsupportedError(SOURCE_FIELD, f"{folder}/{CONFIG}: {error}") from error
+    tasks = deployment.spec.model.tasks
+    try:
+        encoding_limits(config, () if tasks == (ModelTask.GENERATE,) else tuple(Task(task.lower()) for task in tasks))
+    except ConfigError as error:
+        raise UnsupportedError(TASKS_FIELD, str(error).removeprefix("argument --tasks: ")) from error
+    if deployment.spec.model.generates and not config.generates:
+        raise UnsupportedError(TASKS_FIELD, "Generate: the model has no head for tokens; allowed: Embed or Rerank")
     try:
         config.context_within(deployment.spec.model.max_context_tokens)
     except ModelError as error:

@@ -45,7 +45,7 @@ def memory_need(deployment: LLMDeployment, model: Path, devices: Mapping[Role, D
     for role in POOL_ROLES:
         pool = pool_spec(deployment, role)
         if devices[role] is Device.CPU:
-            count = max(1, pool.replicas.min)
+            count = min(max(1, pool.replicas.min), pool.replicas.max)
             workers += count
             kv += count * (pool.engine.kv_cache_memory or 0)
     dtype = deployment.spec.model.dtype

@@ -98,9 +98,10 @@ def _missing(result: PassResult) -> tuple[Role, ...]:
         return ()
     if any(group.routable is None for group in result.groups):
         return () if pairs is None else POOL_ROLES
-    serving = usable(result.groups)
-    missing = tuple(role for role in POOL_ROLES if serving[role] == 0)
-    return missing or (() if pairs is None else POOL_ROLES)
+    needed = POOL_ROLES if result.deployment.spec.model.generates else (Role.PREFILL,)
+    serving = usable(result.groups, frozenset(needed) if len(needed) > 1 else frozenset())
+    missing = tuple(role for role in needed if serving[role] == 0)
+    return missing or (() if pairs is None else needed)
 
 
 def _pairs(result: PassResult) -> Pairs | None:

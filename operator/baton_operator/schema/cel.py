@@ -89,6 +89,7 @@ NAME = Rule(
 ABSOLUTE = Rule("!self.matches('^(file|random)://[^/]')", "must have a path from '/' on: it is one in the image")
 NO_PARENT = Rule("!self.matches('(^|[/@])[.][.]($|[/@])')", "must have no '..' in a path")
 
+_GENERATES = "self.model.tasks.exists(t, t == 'Generate')"
 RULES: dict[type[Model], tuple[Rule, ...]] = {
     LLMDeployment: (NAME,),
     **TENANT_RULES,
@@ -341,6 +342,12 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         ),
     ),
     DeploymentSpec: (
+        Rule(f"!has(self.decode) || {_GENERATES}", "must be absent while model.tasks has no Generate", ".decode"),
+        Rule(
+            f"!self.autoscaling.flips || {_GENERATES}",
+            "must be false while model.tasks has no Generate",
+            ".autoscaling.flips",
+        ),
         Rule(
             "!has(self.pullSecrets) || self.pullSecrets.size() == 0 || !has(self.imagePullSecrets) || "
             "self.imagePullSecrets.size() == 0",
@@ -348,7 +355,7 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             ".pullSecrets",
         ),
         Rule(
-            "(self.prefill.replicas.min == 0) == (self.decode.replicas.min == 0)",
+            f"!{_GENERATES} || (self.prefill.replicas.min == 0) == (has(self.decode) && self.decode.replicas.min == 0)",
             "replicas.min must be 0 in both pools or in neither, they sleep together",
         ),
         Rule(
@@ -358,7 +365,7 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         ),
         *(
             Rule(
-                f"!self.autoscaling.flips || !has(self.{role}.accelerator) || "
+                f"!self.autoscaling.flips || !has(self.{role}) || !has(self.{role}.accelerator) || "
                 f"!has(self.{role}.accelerator.alternatives) || self.{role}.accelerator.alternatives.size() == 0",
                 f"{role}.accelerator.alternatives must be absent while autoscaling.flips is true",
                 f".{role}.accelerator.alternatives",
@@ -366,19 +373,21 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             for role in ("prefill", "decode")
         ),
         Rule(
-            "self.model.kvCacheDtype != 'fp8' || (has(self.prefill.accelerator) && has(self.decode.accelerator))",
+            "self.model.kvCacheDtype != 'fp8' || (has(self.prefill.accelerator) && "
+            f"(has(self.decode) ? has(self.decode.accelerator) : !{_GENERATES}))",
             "fp8 needs an accelerator in both pools",
             ".model.kvCacheDtype",
         ),
         Rule(
-            "!has(self.decode.engine.offloadedLayers) || self.decode.engine.offloadDecode",
+            "!has(self.decode) || !has(self.decode.engine.offloadedLayers) || self.decode.engine.offloadDecode",
             "every decode step would wait for the copies: offloadDecode allows it",
             ".decode.engine.offloadedLayers",
         ),
         *(
             Rule(
                 "!has(self.autoscaling.schedules) || "
-                f"self.autoscaling.schedules.all(s, !has(s.{role}) || s.{role} <= self.{role}.replicas.max)",
+                f"self.autoscaling.schedules.all(s, !has(s.{role}) || s.{role} <= "
+                f"(has(self.{role}) ? self.{role}.replicas.max : {_GENERATES} ? 1 : 0))",
                 f"{role} of a schedule must be at most {role}.replicas.max",
                 ".autoscaling.schedules",
             )
@@ -386,7 +395,8 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         ),
         Rule(
             "!has(self.autoscaling.budget.maxAccelerators) || "
-            f"{_accelerators('prefill')} + {_accelerators('decode')} <= self.autoscaling.budget.maxAccelerators",
+            f"{_accelerators('prefill')} + (has(self.decode) ? {_accelerators('decode')} : 0) <= "
+            "self.autoscaling.budget.maxAccelerators",
             "must be at least what both pools take at replicas.min",
             ".autoscaling.budget.maxAccelerators",
         ),

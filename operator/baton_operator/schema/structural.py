@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from baton_control.spec.allowed import describe, fields_of, model_of, unwrapped, words_of
+from baton_control.spec.api import DeploymentSpec
 from baton_control.spec.base_model import Model
 from baton_control.spec.count_or_percent import CountOrPercentField
 from baton_control.spec.foreign_fields import FOREIGN, ForeignField, ForeignType
@@ -35,6 +36,8 @@ from baton_operator.schema.value_rules import (
 )
 
 Schema = dict[str, object]
+NOT_FILLED = ((DeploymentSpec, "decode"),)
+"""Fields whose default the API server must not fill in: where one is absent, it may have to be."""
 MAX_INT32 = (1 << 31) - 1
 LONGEST_DURATION = 18
 
@@ -92,6 +95,8 @@ def _written_default(value: object, field: FieldInfo) -> object:
     if quantity is not None:
         assert isinstance(value, int | float)
         return quantity.show(value)
+    if isinstance(value, tuple):
+        return [_written_default(item, field) for item in value]
     return value.value if isinstance(value, enum.Enum) else value
 
 
@@ -113,7 +118,8 @@ def _object(model: type[Model], *, in_list: bool) -> Schema:
         default = default_of(field)
         words = _explain(field, default)
         described: Schema = {"description": words} if words else {}
-        filled: Schema = {} if default is None or in_list else {"default": default}
+        is_filled = default is not None and not in_list and (model, name) not in NOT_FILLED
+        filled: Schema = {"default": default} if is_filled else {}
         properties[name] = {**described, **schema, **filled}
         if field.is_required():
             required.append(name)

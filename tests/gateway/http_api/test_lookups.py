@@ -62,9 +62,8 @@ async def test_an_unknown_path_or_model_names_what_is_served(
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("/v1/embeddings", "text-embeddings-inference"),
-        ("/v1/rerank", "reranking model"),
-        ("/score", "reranking model"),
+        ("/embeddings", "/v1/embeddings"),
+        ("/pooling", "/classify"),
         ("/v1/audio/transcriptions", "speech model"),
         ("/v1/images/generations", "image model"),
         ("/v1/batches", "baton batch"),

@@ -10,7 +10,7 @@ import aiohttp
 import openai
 import pytest
 
-from baton_gateway.http_api.routes import IGNORED_HEADER
+from baton_gateway.http_api.access_log import IGNORED_HEADER
 from baton_gateway.openai_api.openai_fields import MAX_UNKNOWN
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import running_gateway

@@ -102,7 +102,7 @@ class Gate:
         stage: Stage = Stage.RUNNING,
     ) -> bool:
         life = SimpleNamespace(arrived_s=asyncio.get_running_loop().time() - age_s, stage=stage, sequences_at_work=0)
-        live: Any = SimpleNamespace(fingerprint=revision, life=life, tenant=DEFAULT_TENANT)
+        live: Any = SimpleNamespace(fingerprint=revision, life=life, tenant=DEFAULT_TENANT, is_encoded=False)
         return self.held.holds(live, action, route, TTFT_S)
 
     def free_one_at_a_time(self, times: int) -> list[int]:
@@ -142,6 +142,7 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
         fingerprint="a",
         life=SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0),
         tenant=DEFAULT_TENANT,
+        is_encoded=False,
     )
     gone: list[int] = []
 
@@ -169,6 +170,7 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
         fingerprint="a",
         life=SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0),
         tenant=DEFAULT_TENANT,
+        is_encoded=False,
     )
     assert not held.holds(cast(Any, small), run(99), ROUTE, TTFT_S)
     large.life.sequences_at_work -= 8

@@ -39,7 +39,7 @@ async def test_runs_that_waited_for_busy_workers_take_no_more_room_than_admissio
     offered = admission.offer(DEFAULT_TENANT, 80, 0.0, at_once=4)
     assert not isinstance(offered, errors.Problem)
     life = SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0)
-    large: Any = SimpleNamespace(ticket=offered[0], fingerprint="a", life=life, tenant=DEFAULT_TENANT)
+    large: Any = SimpleNamespace(ticket=offered[0], fingerprint="a", life=life, tenant=DEFAULT_TENANT, is_encoded=False)
 
     def set_at_work(sequences: int) -> None:
         life.sequences_at_work = sequences

@@ -263,7 +263,8 @@ def test_a_revision_that_is_still_served_is_not_superseded_by_a_newer_one() -> N
     def is_superseded(*pool: WorkerView) -> bool:
         routing = Routing(cast(Any, SimpleNamespace(views=lambda: pool)), Random(1))
         request = SimpleNamespace(options=SimpleNamespace(model="m"))
-        return routing.is_superseded(cast(Any, SimpleNamespace(fingerprint=PRINT, request=request)), POLICY)
+        live = SimpleNamespace(fingerprint=PRINT, request=request, is_encoded=False)
+        return routing.is_superseded(cast(Any, live), POLICY)
 
     old = worker("P1"), worker("D1")
     new = worker("P2", fingerprint=OTHER), worker("D2", fingerprint=OTHER)
@@ -286,7 +287,11 @@ def test_processes_send_first_prompts_with_a_common_beginning_to_one_worker_and_
 
     def prefill_of(ids: list[int]) -> str:
         live = SimpleNamespace(
-            fingerprint=PRINT, session=None, cached={}, places=[PromptPlaces(pack_ids(tuple(ids)), "")]
+            fingerprint=PRINT,
+            is_encoded=False,
+            session=None,
+            cached={},
+            places=[PromptPlaces(pack_ids(tuple(ids)), "")],
         )
         action = SimpleNamespace(
             prompt=0,

@@ -27,6 +27,7 @@ def linked(now: list[float]) -> LinkedWorker:
         ("epoch", "served_name", "fingerprint", "max_context_tokens", "max_choices", "max_sequences")
     )
     hello |= {"role": Role.PREFILL, "pair_port": None, "block_tokens": 16, "blocks_total": 100, "keeps_answers": False}
+    hello |= {"encoding": None}
     address = Address("127.0.0.1", 1)
     return LinkedWorker(
         cast(Any, SimpleNamespace(**hello)), address, cast(Any, None), lambda message: True, lambda: now[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -138,3 +138,13 @@ def test_ready_is_whether_a_request_would_be_answered(  # noqa: PLR0913 - column
     for condition in status.conditions:
         assert condition.message
         assert "['" not in condition.message
+
+
+def test_a_deployment_that_only_embeds_is_ready_without_a_decode_worker() -> None:
+    one = deployment(model__tasks=["Embed"])
+    running = [Worker(Role.PREFILL, "a", "x", is_routable=True)]
+    for workers_of, expected in ((running, "True"), ([], "False")):
+        seen = view(workers_of, True, 1, (1, 0), "SLO", RolloutPhase.COMPLETE, [], True, True)
+        status = status_of(replace(seen, deployment=one), DeploymentStatus(), NOW)
+        available = next(condition for condition in status.conditions if condition.type == "Available")
+        assert available.status == expected, available.message

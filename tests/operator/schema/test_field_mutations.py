@@ -56,7 +56,8 @@ def test_what_slipped_through_leaves_the_old_spec_serving_under_a_condition_with
 
 
 def test_an_accepted_edit_ends_as_a_fresh_create_does() -> None:
-    accepted = [mutation for mutation, text in judge() if text is None]
+    # An installation may refuse variables: then a fresh create is not carried out, and after an edit the last spec is.
+    accepted = [mutation for mutation, text in judge() if text is None and not mutation.path.endswith(".env")]
     assert len(accepted) > 150
     bench = Bench()
     complaints = {

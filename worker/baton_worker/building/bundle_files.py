@@ -20,6 +20,8 @@ REQUIRED = ("tokenizer.json", "config.json")
 OPTIONAL = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json")
 OLDER_TEMPLATE = "chat_template.json"
 """Template file of older models for images and text. Bundles of other models do not name it, to keep their hash."""
+POOLING = ("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json")
+"""Files of embedding models. Workers whose files differ pool differently, so they must not be of one revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ def read_bundle(model_dir: Path) -> TokenizerBundle:
     Raises ConfigError when a required file is missing, or one is not UTF-8, not JSON, too large, or a link out of it.
     """
     files: dict[str, str | None] = {}
-    for name in (*REQUIRED, *OPTIONAL, OLDER_TEMPLATE):
+    for name in (*REQUIRED, *OPTIONAL, OLDER_TEMPLATE, *POOLING):
         try:
             path = model_file(model_dir, name)
         except ModelError as error:
@@ -47,7 +49,7 @@ def read_bundle(model_dir: Path) -> TokenizerBundle:
         if path is None:
             if name in REQUIRED:
                 raise ConfigError(f"model: {model_dir} has no {name}")
-            if name != OLDER_TEMPLATE:
+            if name in OPTIONAL:
                 files[name] = None
             continue
         files[name] = _read_text(path)

@@ -35,6 +35,7 @@ from baton_worker.building.bundle_files import TokenizerBundle, read_bundle
 from baton_worker.building.memory_limit import free_bytes
 from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
 from baton_worker.building.start_kernels import StartKernels
+from baton_worker.building.tasks import encoding_limits
 from baton_worker.building.transfer import LoadedAhead
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
@@ -65,6 +66,7 @@ def build(
         loaded = load_model(config.model, asked_dtype, device, config.max_context_tokens, config.offloaded_layers)
     except ModelError as error:
         raise ConfigError(f"argument --model: {error}") from error
+    encoding = encoding_limits(loaded.config, config.tasks)
     stages.end("weights")
     context = loaded.max_context_tokens
     kv_dtype = KV_FP8 if config.kv_cache_dtype == "fp8" else loaded.dtype
@@ -108,7 +110,7 @@ def build(
         landing_bytes=sized.landing_bytes,
         scheduler=scheduler,
         stepper=Stepper(scheduler, runner, observe_step),
-        limits=limits_of(config, loaded.config.vocab_size, context),
+        limits=limits_of(config, loaded.config.vocab_size, context, encoding=encoding),
         fingerprint=fingerprint,
         watch_layers=runner.watch_layers,
         masks=masks,

@@ -21,13 +21,22 @@ import torch
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.step_load import LoadMeter, StepLoad
-from baton_engine.scheduling.step_plan import OpenSlot, ScoredChunk, SlotTokens, StepPlan, StepResult
+from baton_engine.scheduling.step_plan import (
+    EncodedChunk,
+    OpenSlot,
+    PrefillChunk,
+    ScoredChunk,
+    SlotTokens,
+    StepPlan,
+    StepResult,
+)
 from baton_wire.kv_shape import KvGeometry
+from baton_wire.messages.encoding import EncodingKind, EncodingLimits, pack_floats
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, PromptLogprob, TokenLogprob
 from baton_wire.rules.step_times import PacedTimes
 from baton_worker.building.bundle_files import read_bundle
 from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
-from baton_worker.config import WorkerConfig
+from baton_worker.config import Task, WorkerConfig
 from baton_worker.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -37,6 +46,8 @@ ELEMENT_BYTES = 4
 HEAD_DIM = 4
 LANDING_SEQUENCES = 32
 """Hand-overs of full length that the landing region holds: far fewer bytes than on a real worker."""
+ENCODED_WIDTH = 8
+"""Values of a made-up embedding."""
 FIRST_TOKEN = 16
 """Least id of a made-up token: smaller ones are often special."""
 
@@ -64,6 +75,7 @@ class _Launched:
     step: int
     tokens: tuple[SlotTokens, ...]
     scored: tuple[ScoredChunk, ...]
+    encoded: tuple[EncodedChunk, ...]
     end_s: float
     seconds: float
 
@@ -99,7 +111,7 @@ class PacedRunner:
         self._end_s = max(self._clock(), self._end_s) + seconds
         drawing = [slot for chunk in plan.prefill for slot in chunk.sample]
         tokens = tuple([self._draw(slot) for slot in (*drawing, *plan.decode)])
-        self._launched.append(_Launched(plan.step, tokens, self._score(plan), self._end_s, seconds))
+        self._launched.append(_Launched(plan.step, tokens, self._score(plan), _encode(plan), self._end_s, seconds))
 
     def is_done(self) -> bool:
         return bool(self._launched) and self._clock() >= self._launched[0].end_s
@@ -110,7 +122,7 @@ class PacedRunner:
         oldest = self._launched.popleft()
         while (left := oldest.end_s - self._clock()) > 0:
             self._sleep(left)
-        return StepResult(oldest.step, oldest.tokens, oldest.seconds, oldest.scored)
+        return StepResult(oldest.step, oldest.tokens, oldest.seconds, oldest.scored, encoded=oldest.encoded)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.launch(plan)
@@ -138,6 +150,23 @@ class PacedRunner:
         return SlotTokens(number, (token,), (TokenLogprob(-math.log(self._vocabulary), ()),))
 
 
+def _encode(plan: StepPlan) -> tuple[EncodedChunk, ...]:
+    """Made-up results, which follow from the last token."""
+    return tuple(
+        EncodedChunk(number, pack_floats(_made_up(chunk)))
+        for number, chunk in enumerate(plan.prefill)
+        if chunk.encoding is not None and chunk.ends
+    )
+
+
+def _made_up(chunk: PrefillChunk) -> list[float]:
+    assert chunk.encoding is not None
+    is_embedding = chunk.encoding.kind is EncodingKind.EMBEDDING
+    count = chunk.encoding.dimensions or ENCODED_WIDTH if is_embedding else len(chunk.encoding.token_ids)
+    angle = float(chunk.tokens[-1])
+    return [math.sin(angle + place) for place in range(count)]
+
+
 def build(config: WorkerConfig, times: PacedTimes, observe: Callable[[int, StepLoad, float], None]) -> EngineParts:
     """An engine that only keeps time. Waits until the worker is as old as the start-up takes. Raises ConfigError."""
     log.warning("EMULATED: no model computes here; %s", times.label)
@@ -155,7 +184,7 @@ def build(config: WorkerConfig, times: PacedTimes, observe: Callable[[int, StepL
         landing_bytes=landing if config.lands else 0,
         scheduler=scheduler,
         stepper=Stepper(scheduler, runner, observe),
-        limits=limits_of(config, vocabulary, context, follows_grammars=False),
+        limits=limits_of(config, vocabulary, context, follows_grammars=False, encoding=_encoding(config.tasks)),
         fingerprint=_fingerprint(times, geometry, bundle.sha256),
     )
 
@@ -173,6 +202,10 @@ def _fingerprint(times: PacedTimes, geometry: KvGeometry, tokenizer: str) -> Pai
         rope=digest,
         tokenizer=tokenizer,
     )
+
+
+def _encoding(tasks: tuple[Task, ...]) -> EncodingLimits:
+    return EncodingLimits(ENCODED_WIDTH, generates=not tasks or Task.GENERATE in tasks, reranks=Task.RERANK in tasks)
 
 
 def _vocabulary(model: Path) -> int:

@@ -13,6 +13,7 @@ from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_kernels.ahead.kernel_folder import CompiledHere
+from baton_wire.messages.encoding import EncodingLimits
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.hardware import Peak
 from baton_worker.building.bundle_files import TokenizerBundle
@@ -31,6 +32,8 @@ class RequestLimits:
     follows_grammars: bool = True
     keeps_answers: bool = False
     """A prefill worker decodes what it computed where a gateway asks for it."""
+    encoding: EncodingLimits | None = None
+    """What it makes of prompts besides answers; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,13 @@ def scheduler_of(
 
 
 def limits_of(
-    config: WorkerConfig, vocab_size: int, max_context_tokens: int, *, follows_grammars: bool = True
+    config: WorkerConfig,
+    vocab_size: int,
+    max_context_tokens: int,
+    *,
+    follows_grammars: bool = True,
+    encoding: EncodingLimits | None = None,
 ) -> RequestLimits:
     choices = min(MAX_CHOICES, config.max_sequences)
-    return RequestLimits(vocab_size, max_context_tokens, choices, follows_grammars, config.keep_answers)
+    encoding = encoding if config.hands_over else None
+    return RequestLimits(vocab_size, max_context_tokens, choices, follows_grammars, config.keep_answers, encoding)

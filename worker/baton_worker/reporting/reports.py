@@ -153,6 +153,7 @@ def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int
         bundle_bytes=len(parts.bundle.data),
         keeps_answers=config.keep_answers,
         flips=config.flips,
+        encoding=parts.limits.encoding,
     )
 
 

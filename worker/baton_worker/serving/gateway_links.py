@@ -25,6 +25,7 @@ from baton_wire.listening.handshake_pool import HandshakePool
 from baton_wire.listening.source_address import source_of
 from baton_wire.liveness import DEFAULT_LIVENESS, REPORT_S, Liveness, PeerState
 from baton_wire.messages import codec
+from baton_wire.messages.encoding import Encode
 from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
     AskCachedPlaces,
@@ -61,7 +62,7 @@ CHUNK_BYTES = 512 << 10
 MAX_CLOSE_BYTES = 100
 """Longest reason in a WebSocket's last frame, which can take 123 bytes."""
 WATCH_S = 0.25
-_ANSWERED = tuple(kind.__name__ for kind in (Prefill, Reserve, Retarget))
+_ANSWERED = tuple(kind.__name__ for kind in (Prefill, Reserve, Encode, Retarget))
 """Messages that a gateway expects an answer to."""
 _NEXT_ATTEMPT = 1 + Retarget.__struct_fields__.index("next_attempt")
 LINK_ROLES = {Role.PREFILL: LinkRole.PREFILL, Role.DECODE: LinkRole.DECODE}
@@ -370,7 +371,7 @@ def urgency_of(message: Holding, now: float) -> Urgency | None:
 
 def prompt_tokens_of(message: Message) -> int:
     """Number of tokens that this worker probably has to compute for the message."""
-    if isinstance(message, Prefill) or (isinstance(message, Reserve) and message.prefill_epoch is None):
+    if isinstance(message, Prefill | Encode) or (isinstance(message, Reserve) and message.prefill_epoch is None):
         tokens = num_packed(message.tokens)
         return tokens if message.missing_tokens is None else min(tokens, message.missing_tokens)
     return 0

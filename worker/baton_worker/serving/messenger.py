@@ -15,18 +15,19 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Protocol
 
-from baton_engine.scheduling.events import Drawn, Failed, PromptScored, SchedulerEvent, SequenceSpec
+from baton_engine.scheduling.events import Drawn, Failed, PromptEncoded, PromptScored, SchedulerEvent, SequenceSpec
 from baton_wire.errors import BadFieldsError
 from baton_wire.listening.complaints import Complaints
+from baton_wire.messages.encoding import Encode, EncodedPrompt
 from baton_wire.messages.gateway_link import Cancel, Flip, LegFailed, Prefill, Reserve, Tokens, WorkerState
 from baton_wire.messages.values import Message, Reason, RequestKey, TokenEntry
 from baton_worker.building.parts import RequestLimits
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.reports import prompt_logprobs, token_entry, token_messages, worker_state
 from baton_worker.reporting.views import EngineSnapshot
-from baton_worker.serving.engine_thread import CancelWork, Command, Drain
+from baton_worker.serving.engine_thread import CancelWork, Command, Drain, Submit
 from baton_worker.serving.gateway_links import GatewayLink
-from baton_worker.serving.intake import sequence_spec
+from baton_worker.serving.intake import encoding_spec, sequence_spec
 from baton_worker.serving.leg_clock import LegClock
 from baton_worker.serving.open_requests import OpenRequests
 
@@ -88,6 +89,10 @@ class Messenger(ABC):
                 self._cancel(key, message.choice)
         elif isinstance(message, Flip):
             log.warning("flip %d to %s is refused: this worker has one role only", message.number, message.role)
+        elif isinstance(message, Encode):
+            spec = self._open_request(link, message, hold=False)
+            if spec is not None:
+                self._engine.post(Submit(spec))
         else:
             self.accept(link, message)
 
@@ -109,13 +114,15 @@ class Messenger(ABC):
 
     @abstractmethod
     def accept(self, link: GatewayLink, message: Message) -> None:
-        """Handle any message but a Cancel or a Flip, as the role does."""
+        """Handle any message but a Cancel, a Flip or an Encode, as the role does."""
 
     def has_open(self, key: RequestKey) -> bool:
         """True when the request is open here, under the attempt that its gateway knows."""
         return self._open.link_of(key) is not None
 
-    def _open_request(self, link: GatewayLink, message: Prefill | Reserve, *, hold: bool) -> SequenceSpec | None:
+    def _open_request(
+        self, link: GatewayLink, message: Prefill | Reserve | Encode, *, hold: bool
+    ) -> SequenceSpec | None:
         """Open the request, and return it for the engine; None after refusing it with a typed reason."""
         key = RequestKey(message.request, message.attempt)
         spec: SequenceSpec | Failed
@@ -123,6 +130,8 @@ class Messenger(ABC):
             spec = Failed(key, Reason.BAD_REQUEST, "request and attempt are already open here")
         elif self._is_closed:
             spec = Failed(key, Reason.DRAINING, "this worker is draining")
+        elif isinstance(message, Encode):
+            spec = encoding_spec(message, self._limits, self._clock())
         else:
             spec = sequence_spec(message, self._limits, self._clock(), hold=hold)
         if isinstance(spec, Failed):
@@ -181,6 +190,10 @@ class Messenger(ABC):
                 key = self.gateway_key(event.key)
                 if (link := self._open.link_of(key)) is not None:
                     self._send_scores(link, event, key)
+            elif isinstance(event, PromptEncoded):
+                if (link := self._open.close(event.key)) is not None:
+                    self._metrics.legs[Reason.FINISHED].inc()
+                    link.send(EncodedPrompt(event.key.request, event.key.attempt, event.values))
             else:
                 self._legs.take(event, now)
         for link, batch in entries.items():

@@ -69,7 +69,7 @@ def learn_and_size(
 ) -> tuple[SloDecision, SizingState]:
     """One decision. `parked`: requests wait without any worker, which is reason enough to start a first pair."""
     state = with_steps(spec, state, steps)
-    asleep = seen.prefill.workers == 0 or seen.decode.workers == 0
+    asleep = any(seen.pool(role).workers == 0 for role in spec.roles)
     if parked and asleep:
         decision = wake(spec, seen, state.memory, now, parked)
     else:

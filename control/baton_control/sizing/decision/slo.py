@@ -144,10 +144,10 @@ def _floor(spec: SizingSpec, seen: Measurements, memory: SizingMemory, epoch_s: 
 
 
 def _wake_together(spec: SizingSpec, pools: dict[Role, PoolDecision]) -> dict[Role, PoolDecision]:
-    """While there is anything to serve, neither pool is empty."""
+    """While there is anything to serve, no pool that may have workers is empty."""
     return {
         role: pool
-        if pool.workers
+        if pool.workers or role not in spec.roles
         else PoolDecision(min(1, spec.bounds_of[role].maximum), f"{role.value} 0→1: requests arrive", 1)
         for role, pool in pools.items()
     }

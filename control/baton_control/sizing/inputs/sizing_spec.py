@@ -111,6 +111,11 @@ class SizingSpec:
         is_alike = self.prefill.accelerators == self.decode.accelerators
         assert self.flip_s is None or is_alike, "workers that flip are alike"
 
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The pools that may have workers: one of a deployment that generates nothing."""
+        return tuple(role for role, bounds in self.bounds_of.items() if bounds.maximum)
+
     def cost_per_hour(self, workers: Mapping[Role, int]) -> float | None:
         """The cost of pools of that size; None where a pool with workers has no price."""
         total = 0.0

@@ -17,7 +17,7 @@ from baton_testing.gateway.made_tokenizers import MadeTokenizer, bundle_hash
 from baton_wire.handshake import LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.codec import decode, encode
-from baton_wire.messages.encoding import Encode
+from baton_wire.messages.encoding import Encode, EncodedPrompt, EncodingKind, EncodingLimits, pack_floats
 from baton_wire.messages.gateway_link import (
     AskCachedPlaces,
     BundleChunk,
@@ -101,11 +101,15 @@ class FakeWorker:
     cached_tokens: int | None = None
     """The value that it reports with each prompt's first token."""
     model_hash: str = "ab" * 32
+    encoding: EncodingLimits | None = None
+    """With it the worker encodes prompts (`encoded_values`)."""
+    spoils_values: bytes | None = None
+    """Sent once in place of the next result."""
     flips: bool = False
     flip: int = 0
     """The number of its last flip; with `flips`, it takes the role of an order."""
     epoch: bytes = field(default_factory=lambda: secrets.token_bytes(16))
-    received: list[Prefill | Reserve | Retarget | Cancel] = field(default_factory=list)
+    received: list[Prefill | Reserve | Encode | Retarget | Cancel] = field(default_factory=list)
     fail_next: list[Reason] = field(default_factory=list)
     """Reasons with which the next accepted legs fail at once."""
     asked_for_places: int = 0
@@ -168,7 +172,12 @@ class FakeWorker:
     def is_idle(self) -> bool:
         return not self.running and not self.reserved
 
-    def of_type(self, kind: type[Prefill | Reserve | Retarget | Cancel]) -> list[Prefill | Reserve | Retarget | Cancel]:
+    def encodes(self) -> list[Encode]:
+        return [message for message in self.received if isinstance(message, Encode)]
+
+    def of_type(
+        self, kind: type[Prefill | Reserve | Retarget | Cancel]
+    ) -> list[Prefill | Reserve | Encode | Retarget | Cancel]:
         return [message for message in self.received if isinstance(message, kind)]
 
     # The link ---------------------------------------------------------------------------------------------------------
@@ -193,6 +202,7 @@ class FakeWorker:
             bundle_hash=digest,
             bundle_bytes=len(bundle),
             flips=self.flips,
+            encoding=self.encoding,
         )
 
     def state(self, draining: bool = False) -> WorkerState:
@@ -292,8 +302,6 @@ class FakeWorker:
             self.flip, self.role = message.number, message.role
             await self.report()
             return
-        if isinstance(message, Encode):
-            raise TypeError("a fake worker encodes no prompts")
         self.received.append(message)
         key = (message.request, message.attempt)
         if isinstance(message, Cancel):
@@ -307,7 +315,14 @@ class FakeWorker:
             if message.prefill_epoch is None:
                 self.land(key, {})
         elif not self.hold:
-            await self._prefill(link, message)
+            await (self._encode if isinstance(message, Encode) else self._prefill)(link, message)  # type: ignore[arg-type]
+
+    async def _encode(self, link: web.WebSocketResponse, message: Encode) -> None:
+        assert self.encoding is not None
+        values, self.spoils_values = self.spoils_values, None
+        if values is None:
+            values = pack_floats(encoded_values(unpack_ids(message.tokens), message, self.encoding))
+        await self.send(link, EncodedPrompt(message.request, message.attempt, values))
 
     def _cancel(self, key: Key, choice: int | None) -> None:
         if choice is None:
@@ -407,6 +422,17 @@ class FakeWorker:
             self._steps += 1
         for link, entries in by_link.items():
             await self.send(link, Tokens(self._steps, tuple(entries)))
+
+
+def encoded_values(tokens: list[int], message: Encode, limits: EncodingLimits) -> list[float]:
+    """The made-up result: the count of the prompt's tokens, then its last token ids."""
+    output = message.output
+    if output.kind is EncodingKind.EMBEDDING:
+        width = output.dimensions or limits.width
+        return [float(len(tokens)), *map(float, [*reversed(tokens), *[0] * width])][:width]
+    if output.kind is EncodingKind.LABELS:
+        return [len(tokens) / 8 - place for place in range(limits.labels)]
+    return [0.0, len(tokens) / 8]
 
 
 async def _hand_over(decode_worker: FakeWorker, key: Key, first: dict[int, TokenEntry]) -> None:

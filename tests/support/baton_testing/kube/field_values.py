@@ -60,6 +60,7 @@ VALUES: dict[str, object] = {
     "model.servedName": "other",
     "model.maxContextTokens": 256,
     "model.dtype": "float32",
+    "model.tasks": ["Generate", "Embed"],
     "model.quantization": "none",
     "model.kvCacheDtype": "fp8",
     "model.cache.size": "7Gi",

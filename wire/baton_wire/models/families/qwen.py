@@ -93,6 +93,8 @@ def _experts(fields: ConfigFields) -> Experts:
     )
 
 
+RANKING_FAMILIES: Final = ("qwen3",)
+"""Families whose rerankers are asked for `yes` or `no`."""
 QWEN2: Final = Family("Qwen2ForCausalLM", _qwen2)
 QWEN3: Final = Family("Qwen3ForCausalLM", _qwen3)
 QWEN3_MOE: Final = Family("Qwen3MoeForCausalLM", _qwen3_moe)

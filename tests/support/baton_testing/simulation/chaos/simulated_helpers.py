@@ -28,7 +28,14 @@ from baton_gateway.text import template_renderer, tokenizer_process
 from baton_gateway.text.bundle import Bundle
 from baton_gateway.text.template_main import Question as TemplateQuestion
 from baton_gateway.text.template_main import Templates
-from baton_gateway.text.tokenizer_process import Decoded, DecodeIds, Encoded, EncodeText, LoadedTokenizer, LoadTokenizer
+from baton_gateway.text.tokenizer_process import (
+    Decoded,
+    DecodeIds,
+    Encoded,
+    EncodeText,
+    LoadedTokenizer,
+    LoadTokenizer,
+)
 from baton_testing.engine import toy_grammars
 from baton_testing.simulation.chaos.plan import ChaosFault
 from baton_wire.messages.values import pack_ids

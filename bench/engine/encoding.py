@@ -1,0 +1,125 @@
+"""Tokens/s of encoded prompts and of prompts that are answered with one token, on one random model.
+
+    python -m bench engine_encoding --device cuda --model qwen3-0.6b      one GPU, about two minutes
+
+Each round submits the same prompts to a scheduler and runner: once as a prefill worker gets them, once as embeddings.
+The rounds alternate; the table has the median of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from baton_engine.memory.kv_pool import KvPool, kv_geometry
+from baton_engine.model.loading import LoadedModel, load_model
+from baton_engine.running.runner import ModelRunner
+from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.events import Drawn, PromptEncoded, SequenceSpec
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_wire.messages.encoding import Encoding, EncodingKind
+from baton_wire.messages.values import RequestKey, SamplingParams
+
+SHAPES = {
+    "tiny": (64, 128, 2, 4),
+    "qwen3-0.6b": (1_024, 3_072, 28, 16),
+    "qwen3-4b": (2_560, 9_728, 36, 32),
+}
+"""Hidden size, inner size, layers and heads."""
+LENGTHS = (32, 128, 512, 2_048, 8_000)
+CONTEXT = 8_192
+
+
+def write_config(folder: Path, name: str) -> Path:
+    hidden, inner, layers, heads = SHAPES[name]
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": min(8, heads),
+        "head_dim": 128,
+        "vocab_size": 151_936 if name != "tiny" else 1_024,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    }
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+class Engine:
+    """A scheduler and a runner that take whole sets of prompts."""
+
+    def __init__(self, loaded: LoadedModel, slots: int) -> None:
+        block_tokens = 64 if loaded.device.type == "cuda" else 16
+        geometry = kv_geometry(loaded.config, loaded.dtype, block_tokens)
+        blocks = (slots + 1) * -(-CONTEXT // block_tokens) // 4
+        pool = KvPool(geometry, blocks, loaded.dtype, loaded.device)
+        config = EngineConfig(blocks, block_tokens, slots, CONTEXT, prefix_cache=False, max_waiting=1 << 16)
+        self.scheduler = Scheduler(config)
+        self._stepper = Stepper(self.scheduler, ModelRunner(loaded, pool, slots, decodes=False))
+        self._numbers = 0
+
+    def seconds(self, prompts: list[tuple[int, ...]], encoding: Encoding | None) -> float:
+        """The time until every prompt has its vector, or its first token."""
+        began_s = time.perf_counter()
+        for prompt in prompts:
+            self._numbers += 1
+            key = RequestKey(self._numbers.to_bytes(16), 1)
+            sampling = SamplingParams(max_tokens=1, temperature=0.0)
+            spec = SequenceSpec(key, prompt, len(prompt), (0,), sampling, "", 1e12, encoding=encoding)
+            self.scheduler.submit(spec, 0.0)
+        ended = 0
+        while ended < len(prompts):
+            self._stepper.turn(0.0)
+            ended += sum(isinstance(event, Drawn | PromptEncoded) for event in self.scheduler.events())
+        return time.perf_counter() - began_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--model", choices=tuple(SHAPES), default="tiny")
+    parser.add_argument("--tokens", type=int, default=200_000, help="tokens of a round's prompts together")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--slots", type=int, default=256)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with tempfile.TemporaryDirectory() as folder:
+        config = write_config(Path(folder), options.model)
+        loaded = load_model(f"random://{config}?seed=1", dtype, device, CONTEXT)
+    engine, dice = Engine(loaded, options.slots), random.Random(1)
+    print(f"{options.model} on {options.device}, {options.tokens} tokens a round, {options.rounds} rounds", flush=True)
+    print(f"{'tokens each':>12} {'prefill tokens/s':>18} {'embedding tokens/s':>20} {'ratio':>7}", flush=True)
+    embedding = Encoding(EncodingKind.EMBEDDING)
+    for length in LENGTHS:
+        count = max(1, options.tokens // length)
+        prompts = [tuple(dice.randrange(16, loaded.config.vocab_size) for _ in range(length)) for _ in range(count)]
+        rates: dict[bool, list[float]] = {False: [], True: []}
+        for number in range(options.rounds + 1):
+            for encodes in (False, True):
+                seconds = engine.seconds(prompts, embedding if encodes else None)
+                if number:  # the first round warms up
+                    rates[encodes].append(count * length / seconds)
+        prefill, encoded = median(rates[False]), median(rates[True])
+        print(f"{length:>12} {prefill:>18,.0f} {encoded:>20,.0f} {encoded / prefill:>7.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
