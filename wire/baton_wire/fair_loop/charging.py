@@ -1,8 +1,8 @@
 """Whom the loop's time is charged to: an account in the context of each callback.
 
 A callback runs in the context in which it was scheduled, and a task's context is copied from its creator's. So all
-work of a connection has the same `Charge`, also what its tasks begin. Its account may change: the connection turns out
-to be a tenant's.
+work of a connection has the same `LoopCharge`, also what its tasks begin. Its account may change: the connection turns
+out to be a tenant's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from baton_wire.fair_loop.fair_queue import Account
 LoopAccount: TypeAlias = Account[Handle]
 
 
-class Charge:
+class LoopCharge:
     """The account that some work is charged to now."""
 
     __slots__ = ("account",)
@@ -25,13 +25,13 @@ class Charge:
         self.account = account
 
 
-CHARGE: ContextVar[Charge | None] = ContextVar("CHARGE", default=None)
+CHARGE: ContextVar[LoopCharge | None] = ContextVar("CHARGE", default=None)
 """None: work of the process itself, for which the loop has an account of its own."""
 
 
 def begin_charge(account: LoopAccount) -> None:
-    """Charge what the current context does from now on to an account, apart from its creator's work."""
-    CHARGE.set(Charge(account))
+    """LoopCharge what the current context does from now on to an account, apart from its creator's work."""
+    CHARGE.set(LoopCharge(account))
 
 
 def charge_to(account: LoopAccount) -> None:
