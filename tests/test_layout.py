@@ -31,6 +31,8 @@ LONGER: dict[str, str] = {
     "operator/baton_operator/schema/cel.py": "one table of rules",
     "tests/gateway/requests/test_held_runs.py": "one machine's cases",
     "kv_transfer/baton_kv_transfer/decode/machine.py": "one machine: a hand-over's events and their effects",
+    "control/baton_control/telemetry/store.py": "one store: what gateways report, and what is not known of them",
+    "tests/control/telemetry/test_store.py": "one table of reports: what each says about the deployment",
     "control/baton_control/sizing/simulator/simulator.py": "one event loop: every event of a request and of a worker",
     "gateway/baton_gateway/structured_outputs/json_schema.py": "one reader: every keyword of a schema",
     "scripts/openapi.py": "one list: every field that a parser takes raw",
