@@ -40,10 +40,10 @@ from baton_gateway import errors, settings
 from baton_gateway.apis.messages_answer import message_error_body
 from baton_gateway.apis.responses_answer import response_error_body
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.tenants import TenantFile
 from baton_gateway.openai_api.response_encoding import error_body
 from baton_gateway.reporting.metrics import STATUSES
 from baton_gateway.reporting.state_page import ProcessReport, WorkerReport, state_body
+from baton_gateway.tenancy.key_files import TenantFile
 from baton_local.commands import status
 from baton_local.commands.plan import run_plan
 from baton_local.fleet.observation import GatewayState, Link, Observation, ObservedWorker, Transfer

@@ -100,6 +100,12 @@ SHAPES: Final[Mapping[str, dict[str, Any]]] = {
     ),
     "gpt-oss-20b": _GPT_OSS,
     "gpt-oss-20b without windows": {**_GPT_OSS, "layer_types": ["full_attention"] * 24},
+    "gpt-oss-120b": {
+        **_GPT_OSS,
+        "num_hidden_layers": 36,
+        "num_local_experts": 128,
+        "max_position_embeddings": 131072,
+    },
     "Qwen3-14B": _shape(_QWEN3, 5120, 17408, 40, 40),
     "Qwen3-32B": _shape(_QWEN3, 5120, 25600, 64, 64),
 }

@@ -76,7 +76,7 @@ def overload(name: str, tenants: int, times: float, seconds: float, seed: int, o
     pool = VirtualPool(token_s=TOKEN_S, slots=slots, step_s=step_s)
     mean = statistics.fmean(median * dice.lognormvariate(0.0, sigma) for _ in range(20_000))
     capacity = min(1 / (TOKEN_S * mean), slots / (step_s * outputs))
-    owners = [Tenant(f"t{number}", ("0" * 64,)) for number in range(tenants)]
+    owners = [Tenant(f"t{number}", f"t{number}") for number in range(tenants)]
     let_in = LetIn(pool, random.Random(seed + 1))
     clients: list[Client] = []
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from baton_gateway.errors import ProcessesDownError
 from baton_gateway.http_api.certificate import Certificate, CertificateError
-from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.parent_death import die_with_parent
 from baton_gateway.parent_process import ChildSockets, GatewayProcesses, answer_parent, child_sockets
 from baton_gateway.reporting.admin_server import AdminServer
@@ -25,6 +24,7 @@ from baton_gateway.reporting.metrics import shared_page
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
 from baton_gateway.settings import Settings, SettingsError, parse_settings
+from baton_gateway.tenancy.tenants import Tenants
 from baton_gateway.text.returned_memory import limit_malloc
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import AuthenticationError

@@ -134,6 +134,19 @@ def model_not_found(model: str, served: Sequence[str]) -> Problem:
     return Problem(404, INVALID, message, "model", "model_not_found")
 
 
+def model_not_allowed(model: str, allowed: Sequence[str]) -> Problem:
+    """The tenant may not ask for the model. `allowed`: the models that it may ask for."""
+    names = ", ".join(f"'{name}'" for name in allowed[:MAX_NAMED]) + (", …" if len(allowed) > MAX_NAMED else "")
+    message = f"You may not ask for the model '{model[:253]}'; you may ask for {names}."
+    return Problem(403, INVALID, message, "model", "model_not_allowed")
+
+
+def rate_limited(limit_name: str, limit: int) -> Problem:
+    """The tenant is at its own limit. `limit_name`: the field of the LLMTenant."""
+    message = f"Your limit {limit_name} of {limit} is reached; try again later."
+    return Problem(429, RATE_LIMIT, message, None, "rate_limit_exceeded", 1)
+
+
 def unknown_url(served: Iterable[str]) -> Problem:
     return Problem(404, INVALID, f"This path is not served; served are {', '.join(served)}.", None, "unknown_url")
 

@@ -20,8 +20,8 @@ from baton_gateway.helper_processes.process_lane import NOT_READY_S, HealthProbl
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.endpoints import not_http
 from baton_gateway.http_api.memory_budget import MemoryBudget
+from baton_gateway.http_api.rate_limits import RateLimits
 from baton_gateway.http_api.routes import ApiOptions, ApiParts, HttpApi
-from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.reporting.metrics import GatewayMetrics, watch_loop_lag
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
 from baton_gateway.reporting.state_page import ProcessReport, cache_report, worker_report
@@ -32,6 +32,8 @@ from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request_events import LifeRules
 from baton_gateway.requests.wait_prediction import WaitRules
 from baton_gateway.settings import Settings, SettingsError, config_hash
+from baton_gateway.tenancy.tenant_meters import TenantMeters
+from baton_gateway.tenancy.tenants import Tenants
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import LinkTimes, WorkerLinks
@@ -67,14 +69,14 @@ class GatewayServer:
         self._settings = settings
         self._reread = reread
         self.epoch = secrets.token_bytes(16)
-        rules, limits = _rules(settings), _limits(settings)
+        rules = _rules(settings)
         keys = KeyDirectory(settings.keys)
         self.table = WorkerTable()
         self.metrics = GatewayMetrics(CollectorRegistry())
         if settings.metrics_compat == "vllm":
             self.metrics.rename = lambda page: with_vllm_names(page, next(iter(self.table.served_names()), ""))
         self._templates = TemplateRenderer()
-        self._admission = Admission(limits)
+        self._admission = Admission(_limits(settings))
         self.relay = Relay(self.table, self._admission, self._templates, self.metrics, rules)
         self.links = WorkerLinks(
             self.table,
@@ -85,14 +87,16 @@ class GatewayServer:
             LinkTimes(liveness=LivenessConfig(settings.suspect_s, settings.dead_s)),
             settings.formats,
         )
-        self._tenants = Tenants(settings.api_keys)
+        self.tenants = Tenants(settings.api_keys, settings.tenants, settings.limit_share)
+        self.meters = TenantMeters(settings.limit_share)
         self._certificate = None if settings.tls is None else Certificate(settings.tls)
         self.complaint = ""
         """The problem of the current configuration file; empty: none."""
         self.certificate_complaint = ""
         """The problem of the certificate's files; empty: none."""
         self.budget = MemoryBudget(settings.max_request_memory_mib << 20)
-        parts = ApiParts(self.relay, self.table, self._tenants, self._templates, self.metrics, self.budget)
+        limits = RateLimits(self.meters)
+        parts = ApiParts(self.relay, self.table, self.tenants, limits, self._templates, self.metrics, self.budget)
         self.api = HttpApi(parts, _api_options(settings), self.health_problems)
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
@@ -172,9 +176,11 @@ class GatewayServer:
                 linked[worker.role] = linked.get(worker.role, 0) + 1
             self.metrics.sample(self._admission.num_running, self._admission.num_waiting, linked)
             try:
-                self._tenants.refresh()
+                self.tenants.refresh()
             except ValueError as error:
                 _log.error("API keys stay as they were: %s", error)
+            for _ in self.tenants.read_table():
+                await asyncio.sleep(0)
             self._refresh_certificate()
             self._refresh_settings()
             await asyncio.sleep(1.0)
@@ -214,6 +220,8 @@ class GatewayServer:
         if config_hash(settings) == config_hash(self._settings):
             return
         self._settings = settings
+        self.tenants.set_share(settings.limit_share)
+        self.meters.set_default_share(settings.limit_share, asyncio.get_running_loop().time())
         self.relay.reconfigure(_rules(settings))
         self._admission.reconfigure(_limits(settings))
         self.api.reconfigure(_api_options(settings))

@@ -47,6 +47,10 @@ class Settings:
     config: Path | None
     """A file that is read again whenever it changes."""
     api_keys: Path | None
+    tenants: Path | None
+    """A folder of shards of the compiled table of LLMTenants, read again whenever they change."""
+    replicas: int
+    """Gateways of this deployment, of which each has its part of every tenant's limits until the operator says more."""
     allowed_origins: tuple[str, ...]
     """Origins whose pages may call from a browser; none: no page may."""
     model_aliases: tuple[tuple[str, str], ...]
@@ -84,6 +88,11 @@ class Settings:
     log_level: str
     log_format: str | None
     """None: as the environment says."""
+
+    @property
+    def limit_share(self) -> float:
+        """One process's part of every tenant's limits."""
+        return 1 / (self.processes * self.replicas)
 
     @property
     def formats(self) -> FormatNames:
@@ -231,6 +240,10 @@ FLAGS = (
     Flag("admin-listen", LOOPBACK, None, "loopback listener for /state and /metrics"),
     Flag("config", FILE, None, "JSON object of the flags below (dashes as underscores)"),
     Flag("api-keys", PATH, None, "file or folder of API keys, see docs/api-http.md (default: open)", in_file=True),
+    Flag("tenants", DIR, None, "folder with the compiled table of LLMTenants; they are let in besides --api-keys"),
+    Flag(
+        "replicas", _count(1, 1_024), 1, "gateways that share limits of LLMTenants (default %(default)s)", in_file=True
+    ),
     Flag("allowed-origins", ORIGINS, "", "browser pages that may call: https://a.example,… or * (default: none)"),
     Flag("model-aliases", ALIASES, "", "other names of models: ALIAS=SERVED_NAME,… (default: none)", in_file=True),
     Flag("tls", DIR, None, "folder with tls.crt and tls.key: serve HTTPS (default: HTTP)"),

@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "chat": _chat,
         "logs": _logs,
         "down": _down,
+        "doctor": _doctor,
         "validate": _validate,
         "batch": _batch,
         "simulate": _simulate,
@@ -250,6 +251,22 @@ def _down(options: argparse.Namespace) -> int:
     from baton_local.commands.down import run_down
 
     return run_down(options.name, options.timeout)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from baton_local.commands.doctor import DoctorOptions, run_doctor
+
+    return run_doctor(
+        DoctorOptions(
+            is_cluster=options.cluster or options.context is not None,
+            context=options.context,
+            namespace=options.namespace,
+            operator_namespace=options.operator_namespace,
+            port=options.port,
+            limit_s=options.timeout,
+            is_json=options.format == "json",
+        )
+    )
 
 
 def _validate(options: argparse.Namespace) -> int:

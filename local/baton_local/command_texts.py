@@ -39,6 +39,12 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "Stops a running deployment as Ctrl-C in its own terminal would, and waits until it has stopped.",
         "baton down",
     ),
+    "doctor": (
+        "Checks this machine (versions, GPUs, RDMA, limits, names, clock, folders, ports), or with --cluster the "
+        "cluster of the kubeconfig (definitions, operator, rights, GPUs, storage), and says what mends each finding. "
+        "Exit status 1 means that a check failed; warnings do not count.",
+        "baton doctor --cluster --namespace team-a",
+    ),
     "validate": (
         "Checks LLMDeployments and LLMPools with the operator's parser, without a cluster, and reports all errors at "
         "once. Exit status 1 means that a manifest is refused.",

@@ -250,6 +250,40 @@ def _add_down(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cluster", action="store_true", help="check the cluster of the kubeconfig instead of this machine"
+    )
+    parser.add_argument(
+        "--context", metavar="NAME", help="context of the kubeconfig; implies --cluster (default: the current one)"
+    )
+    parser.add_argument("--namespace", metavar="NAME", help="of the LLMDeployments (default: the context's)")
+    parser.add_argument(
+        "--operator-namespace", default="baton-system", metavar="NAME", help="of the operator (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--port",
+        type=integer(1, 65_535),
+        default=DEFAULT_PORT,
+        metavar="N",
+        help="port that a gateway is to take (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=some_seconds,
+        default="10s",
+        metavar="TIME",
+        help="time after which what has not answered is reported as unknown (default: %(default)s)",
+    )
+    _add_format(parser)
+
+
+def _add_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="form of the output (default: %(default)s)"
+    )
+
+
 def _add_validate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="manifest (YAML, one or more documents); -: stdin")
     parser.add_argument(
@@ -334,6 +368,7 @@ COMMANDS: Mapping[str, tuple[str, AddOptions]] = {
     "chat": ("have a conversation with the running deployment", _add_chat),
     "logs": ("print the logs of the deployment's processes", _add_logs),
     "down": ("stop a running deployment", _add_down),
+    "doctor": ("find what keeps this machine or a cluster from serving", _add_doctor),
     "validate": ("check manifests before you apply them to a cluster", _add_validate),
     "batch": ("answer a file of requests with one engine, without serving", _add_batch),
     "simulate": ("replay a load under a scaling policy in the simulator", _add_simulate),

@@ -37,6 +37,11 @@ def milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
 
 
+def gigabytes(size: int) -> str:
+    """A size in gigabytes, a small one in megabytes."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
 def _format(cell: object) -> str:
     if cell is None:
         return "-"

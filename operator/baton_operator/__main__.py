@@ -36,7 +36,7 @@ from baton_operator.objects.allowed_env import idle_entries
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.settings import RoutableFrom, Settings, parse
-from baton_wire.log_format import chosen_format, configure_logging
+from baton_wire.log_format import configure_logging
 from baton_wire.stop_signals import handle_stop_signals
 
 log = logging.getLogger("baton_operator")
@@ -268,11 +268,7 @@ KOPF_OBJECTS = "kopf.objects"
 
 def main() -> int:
     settings = parse(sys.argv[1:])
-    try:
-        configure_logging(settings.log_level, chosen_format(settings.log_format, os.environ))
-    except ValueError as error:
-        print(f"baton-operator: {error}", file=sys.stderr)
-        return 2
+    configure_logging(settings.log_level, settings.log_format)
     logging.getLogger(KOPF_OBJECTS).setLevel(logging.WARNING)
     try:
         asyncio.run(run(settings))

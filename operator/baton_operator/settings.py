@@ -17,7 +17,7 @@ from baton_operator.objects.network_settings import DNS_PORT, NetworkSettings, W
 from baton_operator.objects.optional import parse_labels
 from baton_operator.objects.pod_ids import parse_pod_ids
 from baton_operator.objects.pod_policy import parse_pod_policy
-from baton_wire.log_format import LOG_FORMAT_VARIABLE, LogFormat
+from baton_wire.log_format import LOG_FORMAT_VARIABLE, LogFormat, chosen_format
 
 DEFAULT_NAMESPACE = "baton-system"
 _INTERVAL = re.compile(r"[1-9][0-9]{0,5}(ms|s|m|h)")
@@ -56,8 +56,8 @@ class Settings:
     calls_per_s: float
     resync_s: float
     log_level: str
-    log_format: str | None
-    """None: as the environment says."""
+    log_format: LogFormat
+    """The form of the operator's log lines, and of those of the Pods that it makes."""
 
 
 def parse(argv: list[str]) -> Settings:
@@ -115,10 +115,15 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument(
         "--resync-s", type=float, default=300.0, help="every deployment gets a pass at least this often"
     )
-    parser.add_argument("--log-format", choices=list(LogFormat), help=f"default: {LOG_FORMAT_VARIABLE}, else text")
+    parser.add_argument(
+        "--log-format",
+        choices=list(LogFormat),
+        help=f"log lines of the operator, gateways, workers and fetch Pods; default: {LOG_FORMAT_VARIABLE}, else text",
+    )
     parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default="INFO")
     given = parser.parse_args(argv)
     try:
+        log_format = chosen_format(given.log_format, os.environ)
         platform = Platform(
             worker_image=given.worker_image,
             gateway_image=given.gateway_image,
@@ -130,6 +135,7 @@ def parse(argv: list[str]) -> Settings:
             monitoring_interval=_interval(given.monitoring_interval),
             metrics_compat=given.metrics_compat,
             llmd_labels=given.llmd_labels,
+            json_logs=log_format is LogFormat.JSON,
             network=NetworkSettings(
                 workloads=given.network_policies,
                 dns_ports=_ports("--dns-ports", given.dns_ports),
@@ -174,7 +180,7 @@ def parse(argv: list[str]) -> Settings:
         calls_per_s=given.calls_per_s,
         resync_s=given.resync_s,
         log_level=given.log_level,
-        log_format=given.log_format,
+        log_format=log_format,
     )
 
 

@@ -52,7 +52,7 @@ async def replace_worker(gateway: RunningGateway) -> None:
 
 async def serve_batch(gateway: RunningGateway, keys: Path, batch: int) -> None:
     write_keys(keys, batch)
-    gateway.server._tenants.refresh()
+    gateway.server.tenants.refresh()
     await replace_worker(gateway)
     async with aiohttp.ClientSession() as http:
         for number in range(12):

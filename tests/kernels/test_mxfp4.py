@@ -89,7 +89,7 @@ def test_every_tile_gives_the_same_sums_each_time(tokens: int, monkeypatch: pyte
     from baton_kernels.experts.expert_inputs import Mxfp4Stacks
     from baton_kernels.experts.experts import choose_experts, experts
     from baton_kernels.experts.gpu import streamed_mxfp4
-    from baton_kernels.experts.gpu.streamed_mxfp4 import LARGE_TILES, WIDE_TILES, Mxfp4Config
+    from baton_kernels.experts.gpu.streamed_mxfp4 import LARGE_TILES, SMALL_TILES, Mxfp4Config
 
     count, hidden, inner = 8, 2880, 1440
     gate_codes, gate_scales, _ = draw(count, 2 * inner, hidden, "cuda")
@@ -101,9 +101,30 @@ def test_every_tile_gives_the_same_sums_each_time(tokens: int, monkeypatch: pyte
     stacks = Mxfp4Stacks(gate_up, biases[0], down, biases[1], 7.0, 1.702)
     routing = choose_experts(torch.randn(tokens, count, generator=generator, device="cuda"), 4, True)
     first: Tensor | None = None
-    for config in (Mxfp4Config(64, 64, 2, 128), Mxfp4Config(64, 128, 1, 168), *WIDE_TILES.values(), LARGE_TILES):
+    for config in (*SMALL_TILES.values(), Mxfp4Config(64, 128, 1, 168), LARGE_TILES):
         monkeypatch.setattr(streamed_mxfp4, "mxfp4_config", lambda pairs, count, config=config: config)
         for _ in range(10):
             got = experts(x, stacks, routing)
             first = got if first is None else first
             assert torch.equal(got, first)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
+def test_more_pairs_than_are_sorted_at_once_give_the_sums_of_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    from baton_kernels.experts.expert_inputs import Mxfp4Stacks
+    from baton_kernels.experts.experts import choose_experts, experts
+    from baton_kernels.experts.gpu import expert_sort
+
+    count, hidden, inner, tokens = 8, 320, 160, 1500
+    gate_codes, gate_scales, _ = draw(count, 2 * inner, hidden, "cuda")
+    down_codes, down_scales, _ = draw(count, hidden, inner, "cuda")
+    gate_up, down = pack_mxfp4(gate_codes, gate_scales), pack_mxfp4(down_codes, down_scales)
+    generator = torch.Generator("cuda").manual_seed(3)
+    biases = [torch.randn(count, size, generator=generator, device="cuda").bfloat16() for size in (2 * inner, hidden)]
+    x = torch.randn(tokens, hidden, generator=generator, device="cuda").bfloat16()
+    stacks = Mxfp4Stacks(gate_up, biases[0], down, biases[1], 7.0, 1.702)
+    routing = choose_experts(torch.randn(tokens, count, generator=generator, device="cuda"), 3, True)
+    whole = experts(x, stacks, routing)
+    monkeypatch.setattr(expert_sort, "MAX_PAIRS", 1000)
+    assert torch.equal(experts(x, stacks, routing), whole)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_gateway.http_api.tenants import Tenants
+from baton_gateway.tenancy.tenants import Tenants
 from baton_local.errors import StartError
 from baton_local.fleet.client_keys import ClientKeys, KeyOptions, client_keys, key_for
 from baton_local.fleet.record import RunRecord, TargetRecord

@@ -21,6 +21,15 @@ def test_a_long_log_is_read_from_its_end(tmp_path: Path) -> None:
     assert last_line(log) == "end"
 
 
+def test_the_last_line_of_a_json_log_is_its_text(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    line = (
+        '{"time": "t", "level": "ERROR", "logger": "baton", "message": "failed", "traceback": "Traceback\\nOSError: a"}'
+    )
+    log.write_text(f"{line}\n")
+    assert last_line(log) == "OSError: a"
+
+
 def test_following_gives_whole_lines_once(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     assert read_from(log, 0) == ("", 0)

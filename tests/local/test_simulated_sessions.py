@@ -31,10 +31,28 @@ def test_lengths_and_numbers_change_the_load(capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["load"] == "drawn shape 11"
 
 
+def test_pools_that_mode_slo_sizes_begin_as_planned_and_report_their_means(capsys: pytest.CaptureFixture[str]) -> None:
+    long = ["simulate", "--sessions", "short", "--session-count", "60", "--users", "12", "--turns", "6"]
+    assert main([*long, "--policy", "slo", "--max-workers", "3"]) == 0
+    header, row = capsys.readouterr().out.splitlines()[1:3]
+    assert "within TTFT*" in header
+    assert row.startswith("baton ")
+    assert main([*long, "--policy", "slo", "--max-workers", "3", "--json"]) == 0
+    (sized,) = json.loads(capsys.readouterr().out)["policies"]
+    assert sized["turns"] == 360
+    assert 0.0 < sized["ttft_attainment"] <= 1.0
+    assert 1.0 <= sized["mean_workers"]["prefill"] <= 3.0
+    assert all(set(decision) == {"at_s", "pool", "from", "to", "reason"} for decision in sized["decisions"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--policy", "hpa-kv"], "--policy: 'hpa-kv' is not allowed with --sessions"),
+        (["--policy", "hpa-kv"], "--policy: 'hpa-kv' is not allowed with --sessions: must be slo, or a pool"),
+        (
+            ["--policy", "slo", "--think-scale", "0"],
+            "--sessions: too short for --policy slo: all turns are sent in 300 s",
+        ),
         (["--routing", "baton,best"], "--routing: 'best' is not allowed: must be of baton, round-robin"),
         (["--trace", "x.csv"], "--sessions: not allowed with -f, --trace and --what-if"),
         (["--what-if"], "--sessions: not allowed with -f, --trace and --what-if"),

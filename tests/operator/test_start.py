@@ -57,9 +57,25 @@ def test_it_makes_its_master_key_as_soon_as_it_may_and_says_what_it_waits_for(tm
     assert {name: len(base64.b64decode(key)) for name, key in made["data"].items()} == {"first": 64}
 
 
+def test_with_json_logs_every_line_is_an_object(tmp_path: Path) -> None:
+    at, log = f"http://127.0.0.1:{(port := free_port())}", tmp_path / "log"
+    with operator(tmp_path, at, log=log, BATON_LOG_FORMAT="json") as (process, health):
+        wait_for(lambda: get_status(f"{health}/health/live"), "an answer", 60)
+        with answering(port):
+            wait_for(lambda: ready(health)[0] == 200 or None, "a ready operator", 60)
+            wait_for(lambda: "kopf: the server has no" in log.read_text() or None, "a line about kopf", 60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(entries) > 2
+    assert all({"time", "level", "logger", "message"} == entry.keys() for entry in entries)
+
+
 @contextlib.contextmanager
-def operator(folder: Path, server: str, keys_flag: str = "") -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """The process, and where it tells how it is."""
+def operator(
+    folder: Path, server: str, keys_flag: str = "", log: Path | None = None, **environment: str
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The process, and where it tells how it is. `log`: file for its lines; None: standard error."""
     keys, config, port = folder / "keys", folder / "kubeconfig", free_port()
     keys.mkdir()
     (keys / "first").write_text("m" * 48, encoding="ascii")
@@ -69,7 +85,10 @@ def operator(folder: Path, server: str, keys_flag: str = "") -> Iterator[tuple[s
     command = [sys.executable, "-m", "baton_operator", "--namespaces=a", "--own-namespace=a", "--gateway-listen=none"]
     command += [f"--worker-image={IMAGE}", f"--gateway-image={IMAGE}", keys_flag or f"--master-keys={keys}"]
     command.append(f"--listen=127.0.0.1:{port}")
-    with subprocess.Popen(command, env={**os.environ, "KUBECONFIG": str(config)}) as process:
+    with contextlib.ExitStack() as stack:
+        lines = None if log is None else stack.enter_context(log.open("wb"))
+        variables = {**os.environ, "KUBECONFIG": str(config), **environment}
+        process = stack.enter_context(subprocess.Popen(command, env=variables, stderr=lines))
         try:
             yield process, f"http://127.0.0.1:{port}"
         finally:

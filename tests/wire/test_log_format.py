@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from baton_wire.log_format import JsonFormatter, LogFormat, chosen_format
+from baton_wire.log_format import JsonFormatter, LogFormat, as_text, chosen_format
 
 
 def line_of(message: str, *arguments: object, **options: object) -> dict[str, object]:
@@ -63,3 +63,31 @@ def test_a_process_writes_what_it_was_told_to() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     [line] = ended.stderr.splitlines()
     assert json.loads(line)["message"] == "hello"
+
+
+def test_an_uncaught_exception_and_a_warning_are_lines_in_json() -> None:
+    code = (
+        "import warnings; from baton_wire.log_format import *; configure_logging('INFO', LogFormat.JSON); "
+        "warnings.warn('old'); raise OSError('no room')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    warning, crash = map(json.loads, ended.stderr.splitlines())
+    assert ended.returncode == 1
+    assert (warning["level"], "old" in warning["message"]) == ("WARNING", True)
+    assert (crash["level"], crash["traceback"].splitlines()[-1]) == ("CRITICAL", "OSError: no room")
+
+
+def test_the_end_of_a_json_log_reads_like_a_text_log() -> None:
+    def written(message: str, **more: object) -> str:
+        entry = {"time": "2026-01-01T00:00:00.000Z", "level": "ERROR", "logger": "baton.fetch", "message": message}
+        return json.dumps(entry | more)
+
+    assert as_text(written("refused: HTTP 404")) == "2026-01-01T00:00:00.000Z ERROR baton.fetch refused: HTTP 404"
+    crash = written("failed", traceback='Traceback\n  File "x"\nValueError: a "quoted" word')
+    assert as_text(crash).splitlines()[-1] == 'ValueError: a "quoted" word'
+    for start in range(1, len(crash) - 10):
+        assert as_text(crash[start:]).endswith(" word"), crash[start:]
+    assert as_text('{"fields": 1}\nplain {text}\n{"broken": }') == '{"fields": 1}\nplain {text}\n{"broken": }'
+    access = '{"time": "t", "level": "INFO", "logger": "baton.access", "fields": {"id": "r"}}'
+    assert as_text(access) == 't INFO baton.access {"id": "r"}'
+    assert as_text("") == ""

@@ -67,3 +67,15 @@ def test_a_common_beginning_is_computed_again_only_where_the_queue_is_long() -> 
         queued[place] += options[place].missing_tokens
         has_head[place] = True
     assert sum(has_head) <= 3
+
+
+def test_a_new_session_goes_where_the_cache_has_room_although_another_worker_has_its_beginning() -> None:
+    """13,000 new tokens after a head of 12,000; every worker with the head is full of other sessions' contexts."""
+    full = WorkerOption(13_000, 0, displaced_tokens=13_000)
+    room = WorkerOption(25_000, 0)
+    assert chosen(full, room) == 1
+    assert chosen(full._replace(displaced_tokens=0), room) == 0, "while there is room for it, too"
+
+
+def test_a_session_does_not_leave_a_full_home_for_an_empty_worker() -> None:
+    assert chosen(WorkerOption(6_000, 20_000, displaced_tokens=6_000), WorkerOption(64_000, 0)) == 0

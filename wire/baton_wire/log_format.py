@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Final
 
 LOG_FORMAT_VARIABLE: Final = "BATON_LOG_FORMAT"
 """Environment variable with the format, for processes that get no flag."""
+MAX_ESCAPE: Final = 6
+"""Characters of the longest escape in a JSON string."""
+_LAST_STRING: Final = re.compile(r'(?<!\\)"((?:[^"\\]|\\.)*)"\}+$')
 TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -32,10 +38,48 @@ def chosen_format(flag: str | None, environment: Mapping[str, str]) -> LogFormat
 
 
 def configure_logging(level: str | int, log_format: LogFormat) -> None:
-    """Log to standard error from this level on."""
+    """Log to standard error from this level on. In JSON, warnings and an uncaught exception are log lines too."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
+    if log_format is LogFormat.JSON:
+        logging.captureWarnings(True)
+        sys.excepthook = _log_uncaught
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    logging.getLogger("baton").critical("uncaught %s", kind.__name__, exc_info=(kind, error, traceback))
+
+
+def as_text(log: str) -> str:
+    """The end of a log with its JSON lines in the text format, and all other lines as they are. The first line may
+    lack its beginning: what is left of its last string is kept."""
+    return "\n".join(_line_as_text(line) for line in log.splitlines())
+
+
+def _line_as_text(line: str) -> str:
+    line = line.strip()
+    if not line.endswith("}"):
+        return line
+    entry = _object(line)
+    if entry is None:
+        return line if line.startswith("{") else _unescape(line)
+    if not {"time", "level", "logger"} <= entry.keys():
+        return line
+    message = entry["message"] if "message" in entry else json.dumps(entry.get("fields"), ensure_ascii=False)
+    words = " ".join(str(entry[name]) for name in ("time", "level", "logger"))
+    return "\n".join([f"{words} {message}", *([str(entry["traceback"])] if "traceback" in entry else [])])
+
+
+def _unescape(rest: str) -> str:
+    """The text of a JSON line's last string whose beginning is missing; `rest` itself where it is none."""
+    inside = _LAST_STRING.search(rest)
+    text = rest.removesuffix("}").rstrip() if inside is None else f'{inside.group(1)}"'
+    for start in range(min(MAX_ESCAPE, len(text))):  # the cut may be inside an escape
+        with contextlib.suppress(ValueError):
+            value = json.loads(f'"{text[start:]}')
+            return value if isinstance(value, str) else rest
+    return rest
 
 
 class JsonFormatter(logging.Formatter):

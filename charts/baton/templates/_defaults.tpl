@@ -9,6 +9,7 @@ operatorClass: ""
 crds: {install: true}
 replicas: 2
 logLevel: info
+logFormat: text
 callsPerSecond: 200
 clusterDomain: cluster.local
 fetch: {ports: [443], cidrs: [], env: {}, caBundle: {configMapName: ""}, podLabels: {}, podAnnotations: {}}

@@ -4,6 +4,10 @@ A place (`baton_wire.rules.prefix_digests`) is announced when its whole context 
 its length is sparse, no cached context continues it, or several do. So a context of 64k tokens has some 25 announced
 places instead of 1,024. A reader that knows them finds any cached context exactly. Where a new context leaves a cached
 one, it finds the sparse place before that.
+
+Places of prompts that were accepted and are not computed yet are *promised*: they are announced as if they were cached,
+because a prompt with the same beginning waits for them and computes only the rest. So gateways know of each other's
+prompts. A promise that is withdrawn before its place is computed withdraws the announcement, too.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ class _Place:
     """The groups of layers that have a block here, one bit each."""
     is_whole: bool = False
     """Groups without a window have all blocks of its context."""
+    promises: int = 0
+    """Accepted prompts that will compute or receive it."""
 
 
 class PlaceJournal:
@@ -60,11 +66,7 @@ class PlaceJournal:
 
     def published(self, digest: bytes, parent: bytes, blocks: int, kv_group: int) -> None:
         """A group has a block of this digest from now on; its context is `blocks` long."""
-        place = self._places.get(digest)
-        if place is None:
-            place = self._places[digest] = _Place(blocks, parent)
-            self._children.setdefault(parent, []).append(digest)
-            self._touch(parent)
+        place = self._places.get(digest) or self._enter(digest, parent, blocks)
         place.groups |= 1 << kv_group
         self._touched[digest] = None
         self._spread_whole(digest)
@@ -74,19 +76,33 @@ class PlaceJournal:
         place = self._places[digest]
         place.groups &= ~(1 << kv_group)
         self._touched[digest] = None
-        if place.groups:
+        if place.groups or place.promises:
             self._spread_whole(digest)
             return
-        del self._places[digest]
-        siblings = self._children[place.parent]
-        siblings.remove(digest)
-        if not siblings:
-            del self._children[place.parent]
-        self._touch(place.parent)
-        if digest not in self._announced:
-            del self._touched[digest]
+        self._remove(digest, place)
         for child in self._children.get(digest, ()):
             self._spread_whole(child)
+
+    def promise(self, digests: Sequence[bytes], root: bytes) -> int:
+        """A prompt with these full blocks was accepted. Returns how many of them are cached, and not promised."""
+        first = len(digests)
+        while first and not self._is_cached(digests[first - 1]):
+            first -= 1
+        for index in range(first, len(digests)):
+            parent = digests[index - 1] if index else root
+            place = self._places.get(digests[index]) or self._enter(digests[index], parent, index + 1)
+            place.promises += 1
+            self._touched[digests[index]] = None
+        return first
+
+    def withdraw_promise(self, digests: Sequence[bytes]) -> None:
+        """The promised blocks, in order, were computed or will not be. Cached ones stay announced."""
+        for digest in reversed(digests):
+            place = self._places[digest]
+            place.promises -= 1
+            self._touched[digest] = None
+            if not place.promises and not place.groups:
+                self._remove(digest, place)
 
     def take(self, block_tokens: int) -> PlaceChanges:
         """The changes since the last call."""
@@ -104,8 +120,28 @@ class PlaceJournal:
         self._touched.clear()
         return PlaceChanges(tuple(added), tuple(dropped))
 
+    def _enter(self, digest: bytes, parent: bytes, blocks: int) -> _Place:
+        place = self._places[digest] = _Place(blocks, parent)
+        self._children.setdefault(parent, []).append(digest)
+        self._touch(parent)
+        return place
+
+    def _remove(self, digest: bytes, place: _Place) -> None:
+        del self._places[digest]
+        siblings = self._children[place.parent]
+        siblings.remove(digest)
+        if not siblings:
+            del self._children[place.parent]
+        self._touch(place.parent)
+        if digest not in self._announced:
+            del self._touched[digest]
+
+    def _is_cached(self, digest: bytes) -> bool:
+        place = self._places.get(digest)
+        return place is not None and place.is_whole and place.groups == self._all_groups
+
     def _is_announced(self, digest: bytes, place: _Place, block_tokens: int) -> bool:
-        if not place.is_whole or place.groups != self._all_groups:
+        if not place.promises and not self._is_cached(digest):
             return False
         return is_sparse(place.blocks, block_tokens) or len(self._children.get(digest, ())) != 1
 

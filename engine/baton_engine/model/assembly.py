@@ -43,6 +43,7 @@ from baton_wire.models.parameters import (
     EMBEDDING,
     FINAL_NORM,
     HEAD_LAYER,
+    LABELS,
     SINKS,
     layer_prefix,
     linear_sizes,
@@ -227,6 +228,8 @@ def assemble(
         ropes=tuple(rope_tables(rope, config.head_dim, max_context_tokens, dtype, device) for rope in config.ropes),
         num_q_heads=config.attention.q_heads,
         kv_scales=_kv_scales(config, source).to(device),
+        rest_of_norm=final_norm.rest(),
+        label_head=reader.tensor(LABELS).float() if config.labels else None,
         ring=ring,
     )
 

@@ -74,6 +74,10 @@ class Decoder:
     num_q_heads: int
     kv_scales: Tensor
     """[groups, layers of one, 2, kv_heads] float32 (`kv_scales.py`): what a float8 pool divides keys and values by."""
+    rest_of_norm: Callable[[Tensor], Tensor] | None = None
+    """The part of the final norm that the head computes; None: hidden states have passed all of it."""
+    label_head: Tensor | None = None
+    """[labels, hidden_size] float32 of a classifier."""
     ring: LayerRing | None = None
     """Copies the weights of layers that stay in the host's memory; None: all are on the device."""
 
@@ -139,6 +143,10 @@ class Decoder:
 
     def _scales(self, kv_pool: Tensor) -> Tensor | None:
         return self.kv_scales if kv_pool.dtype == KV_FP8 else None
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The head's input [N, hidden_size] as the final norm leaves it, float32."""
+        return (hidden if self.rest_of_norm is None else self.rest_of_norm(hidden)).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size] → float32 logits [N, vocab_size]."""

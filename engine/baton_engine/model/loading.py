@@ -21,6 +21,7 @@ from baton_engine.model.decoder import Decoder
 from baton_engine.model.finite_weights import FiniteWeights
 from baton_engine.model.model_directory import read_json_object, read_spec
 from baton_engine.model.staged_weights import staged
+from baton_engine.model.tensor_headers import without_head
 from baton_engine.model.weights import RandomWeights, WeightSource, check_parameters, open_safetensors, served_tensors
 from baton_wire.models.config_fields import JsonObject
 from baton_wire.models.decoder_spec import DecoderSpec
@@ -77,7 +78,7 @@ def load_model(
             drawn_on = {} if device.type == "cpu" else {"random_device": device.type}
             content = ContentHash({**raw, "random_seed": seed, **drawn_on}, ())
         else:
-            model, content = _load_directory(config_path.parent, raw, config, dtype, device, context, offloaded)
+            config, model, content = _load_directory(config_path.parent, raw, config, dtype, device, context, offloaded)
     return LoadedModel(config, model, content, dtype, device, context)
 
 
@@ -96,11 +97,12 @@ def _load_directory(
     device: torch.device,
     context: int,
     offloaded: int,
-) -> tuple[Decoder, ContentHash]:
+) -> tuple[DecoderSpec, Decoder, ContentHash]:
     """Load a model directory. The hash of its files is computed meanwhile, and may finish later."""
     files = find_checkpoint(directory)
     with open_safetensors(files) as opened:
         source = served_tensors(opened, config)
+        config = without_head(source.headers, config)
         check_parameters(source, config)
         content = ContentHash(raw, files.paths)
         moving: AbstractContextManager[WeightSource] = nullcontext(source)
@@ -110,7 +112,7 @@ def _load_directory(
             weights = FiniteWeights(moved)
             model = assemble(config, weights, dtype, device, context, offloaded)
             weights.check()
-    return model, content
+    return config, model, content
 
 
 def _parse_source(source: str) -> tuple[Path, int | None]:

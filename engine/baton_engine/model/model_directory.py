@@ -7,6 +7,7 @@ stranger, a link could name any file that the worker may read.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from baton_wire.models.config_fields import JsonObject
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.errors import ModelConfigError
 from baton_wire.models.parsing import parse_spec
+from baton_wire.models.pooling import MODULES, PROMPTS, read_pooling, read_prompts
 
 MAX_JSON_BYTES: Final = 16 << 20
 """A config.json has a few KB, the index of a very large model a few hundred; more is a mistake or an attack."""
@@ -21,17 +23,22 @@ MAX_JSON_BYTES: Final = 16 << 20
 
 def read_json_object(path: Path) -> JsonObject:
     """The JSON object in a file. Raises ModelConfigError when it is missing, too large, not JSON, or not an object."""
+    parsed = _read_json(path)
+    if not isinstance(parsed, dict):
+        raise ModelConfigError(f"{path}: must hold a JSON object, not {type(parsed).__name__}")
+    return parsed
+
+
+def _read_json(path: Path) -> object:
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
             raise ModelConfigError(f"{path.name}: {size} bytes is more than the allowed {MAX_JSON_BYTES}")
-        parsed = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        parsed: object = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except OSError as error:
         raise ModelConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ModelConfigError(f"{path}: is not valid JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise ModelConfigError(f"{path}: must hold a JSON object, not {type(parsed).__name__}")
     return parsed
 
 
@@ -54,7 +61,17 @@ def model_file(directory: Path, name: str) -> Path | None:
 
 
 def read_spec(directory: Path) -> DecoderSpec:
-    """The model of a directory: config.json, stop ids from generation_config.json too. Raises ModelConfigError."""
-    generation = model_file(directory, "generation_config.json")
-    config = model_file(directory, "config.json") or directory / "config.json"
-    return parse_spec(read_json_object(config), read_json_object(generation) if generation else {})
+    """The model of a directory: config.json, stop ids from generation_config.json, and the pooling of a
+    sentence-transformers folder. Raises ModelConfigError."""
+
+    def read(name: str) -> JsonObject | None:
+        path = model_file(directory, name)
+        return None if path is None else read_json_object(path)
+
+    config = read_json_object(model_file(directory, "config.json") or directory / "config.json")
+    spec = parse_spec(config, read("generation_config.json") or {})
+    modules = model_file(directory, MODULES)
+    if modules is None:
+        return spec
+    read_prompts(read(PROMPTS))
+    return replace(spec, pooling=read_pooling(_read_json(modules), read, config, spec.hidden_size))

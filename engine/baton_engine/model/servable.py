@@ -11,7 +11,7 @@ from pathlib import Path
 
 from baton_engine.model.checkpoint_files import find_checkpoint, what_it_is
 from baton_engine.model.model_directory import read_json_object, read_spec
-from baton_engine.model.tensor_headers import TensorHeader, check_headers, read_headers, served_headers
+from baton_engine.model.tensor_headers import TensorHeader, check_headers, read_headers, served_headers, without_head
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.errors import ModelError
 from baton_wire.models.parsing import parse_spec
@@ -35,5 +35,6 @@ def servable_weights(directory: Path) -> tuple[DecoderSpec, Mapping[str, TensorH
         raise ModelError(what_it_is(directory))
     config = read_spec(directory)
     headers = served_headers(read_headers(find_checkpoint(directory)), config)
+    config = without_head(headers, config)
     check_headers(headers, config)
     return config, headers

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,9 @@ ELEMENT_BITS: Final = {
 }  # fmt: skip
 FLOATS: Final = ("F16", "BF16", "F32", "F64")
 """Dtypes that a worker casts to its own; the others stay as they are stored."""
+BARE_EMBEDDING: Final = "embed_tokens.weight"
+BARE_STARTS: Final = ("embed_tokens.", "layers.", "norm.")
+"""Names in a model that was saved without its head, such as an embedding model: `model.` is missing."""
 _SHOWN: Final = 6
 
 
@@ -86,8 +89,9 @@ def language_model_names(headers: Mapping[str, TensorHeader]) -> dict[str, str]:
     """The tensors of a language model inside a model for images and text: its own name of each → the name in the file.
     Raises WeightsError where two tensors get one name."""
     names: dict[str, str] = {}
+    is_bare = BARE_EMBEDDING in headers
     for name in headers:
-        own = text_name(name)
+        own = f"model.{name}" if is_bare and name.startswith(BARE_STARTS) else text_name(name)
         if own is None:
             continue
         if own in names:
@@ -96,11 +100,23 @@ def language_model_names(headers: Mapping[str, TensorHeader]) -> dict[str, str]:
     return names
 
 
+def is_renamed(headers: Mapping[str, TensorHeader], config: DecoderSpec) -> bool:
+    """True for tensors of a model for images and text, and for those of a model that was saved without its head."""
+    return config.wrapper is not None or BARE_EMBEDDING in headers
+
+
 def served_headers(headers: Mapping[str, TensorHeader], config: DecoderSpec) -> Mapping[str, TensorHeader]:
-    """The tensors that are served: all, or those of the language model inside. Raises WeightsError."""
-    if config.wrapper is None:
+    """The tensors that are served, by the names that the language model has. Raises WeightsError."""
+    if not is_renamed(headers, config):
         return headers
     return {own: headers[name] for own, name in language_model_names(headers).items()}
+
+
+def without_head(headers: Mapping[str, TensorHeader], config: DecoderSpec) -> DecoderSpec:
+    """The model as its tensors have it: an embedding model is often saved without the head that its config names."""
+    if not config.pooling.is_stated or config.tied_head or HEAD in headers:
+        return config
+    return replace(config, tied_head=True, generates=False)
 
 
 def check_headers(headers: Mapping[str, TensorHeader], config: DecoderSpec) -> list[str]:

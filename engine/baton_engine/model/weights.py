@@ -20,7 +20,7 @@ from torch import Tensor
 from baton_engine.model.checkpoint_files import CheckpointFiles
 from baton_engine.model.errors import WeightsError
 from baton_engine.model.formats.random_tensors import FP4_EXPONENT, draw
-from baton_engine.model.tensor_headers import TensorHeader, check_headers, language_model_names, list_names
+from baton_engine.model.tensor_headers import TensorHeader, check_headers, is_renamed, language_model_names, list_names
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.parameters import (
     EMBEDDING,
@@ -67,8 +67,8 @@ class LanguageModelWeights:
 
 
 def served_tensors(source: WeightSource, config: DecoderSpec) -> WeightSource:
-    """The tensors of a checkpoint that are served: all, or its language model's. Raises WeightsError."""
-    return source if config.wrapper is None else LanguageModelWeights(source)
+    """The tensors of a checkpoint that are served, by the names that the language model has. Raises WeightsError."""
+    return LanguageModelWeights(source) if is_renamed(source.headers, config) else source
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from baton_engine.memory.host_memory import keep_freed_memory, upload
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.model.loading import LoadedModel
 from baton_engine.running.drawing import DrawingRows
+from baton_engine.running.encoded_prompts import EncodedRow, HiddenStateEncoder
 from baton_engine.running.layer_notices import LayerListener, LayerNotices
 from baton_engine.running.prompt_scores import ChunkScores, score
 from baton_engine.running.sampler import Draw, Sampler
@@ -49,6 +50,7 @@ class _InFlight:
     clock: StepClock
     closes: tuple[int, ...]
     failures: tuple[SlotFailure, ...] = ()
+    encoded: tuple[EncodedRow, ...] = ()
     is_whole: bool = False
     """True when nothing of the step is left to launch, as for the oldest one."""
 
@@ -78,6 +80,7 @@ class ModelRunner:
         self._device = loaded.device
         max_blocks = -(-loaded.max_context_tokens // pool.geometry.block_tokens)
         self._slots = SlotState(max_slots, max_blocks, pool.geometry, loaded.device)
+        self._encoder = HiddenStateEncoder(self._model, pool, self._slots, loaded.config.pooling)
         self._sampler = Sampler(loaded.config.vocab_size, max_slots, loaded.device)
         self._masks = masks
         self._notices: LayerNotices | None = None
@@ -129,8 +132,9 @@ class ModelRunner:
             self._graphs.set_blocks(plan.blocks)
         if plan.copies:
             self._pool.copy_blocks([copy.source for copy in plan.copies], [copy.target for copy in plan.copies])
+        encoded = self._encoder.run(plan)
         slots, drawn, scores = self._run(plan) if plan.prefill or plan.decode else ((), None, ())
-        launched = _InFlight(plan.step, slots, drawn, scores, clock, plan.closes)
+        launched = _InFlight(plan.step, slots, drawn, scores, clock, plan.closes, encoded=encoded)
         if not self._in_flight or not self._follows_grammar(slots):
             self._finish(launched)
         self._in_flight.append(launched)
@@ -152,10 +156,12 @@ class ModelRunner:
             self._masks.close(oldest.closes)
         for slot in oldest.closes:
             self._prompt_logits.pop(slot, None)
+        self._encoder.close(oldest.closes)
         if self._in_flight and not self._in_flight[0].is_whole:
             self._finish(self._in_flight[0])
         scored = tuple(scores.read() for scores in oldest.scores)
-        return StepResult(oldest.step, tokens, duration_s, scored, oldest.failures)
+        encoded = tuple(row.read() for row in oldest.encoded)
+        return StepResult(oldest.step, tokens, duration_s, scored, oldest.failures, encoded)
 
     def execute(self, plan: StepPlan) -> StepResult:
         if self._in_flight:
@@ -166,16 +172,18 @@ class ModelRunner:
     def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | Tensor | None, tuple[ChunkScores, ...]]:
         """Run the step. Returns the slots that draw, their draw or the logits to draw from, and scores of prompts."""
         late = tuple(chunk for chunk in plan.prefill if not chunk.tokens)
-        if not late:
+        places = [place for place, chunk in enumerate(plan.prefill) if chunk.tokens and chunk.encoding is None]
+        if len(places) == len(plan.prefill):
             return self._compute(plan)
-        places = [place for place, chunk in enumerate(plan.prefill) if chunk.tokens]
         computed = replace(plan, prefill=tuple(plan.prefill[place] for place in places))
         slots: tuple[int, ...] = ()
         drawn: Draw | Tensor | None = None
         scores: tuple[ChunkScores, ...] = ()
         if computed.prefill or computed.decode:
-            slots, drawn, chunk_scores = self._compute(computed, draws_alone=False)
+            slots, drawn, chunk_scores = self._compute(computed, draws_alone=not late)
             scores = tuple(replace(score, chunk=places[score.chunk]) for score in chunk_scores)
+        if not late:
+            return slots, drawn, scores
         logits = self._take_prompt_logits(late)
         late_slots = tuple(slot for chunk in late for slot in chunk.sample)
         return slots + late_slots, torch.cat((drawn, logits)) if isinstance(drawn, Tensor) else logits, scores

@@ -30,6 +30,9 @@ from baton_engine.scheduling.step_plan import PrefillChunk
 AWAITED_TOKENS: Final = 256
 """A prompt waits for others to compute this many of its tokens; fewer it computes again."""
 
+ENCODED_TOKENS: Final = 2_048
+"""Most tokens of an encoded prompt in one step."""
+
 
 def fill_step(state: EngineState, draft: StepDraft) -> None:
     """Add prefill chunks to the step, admitting as many prompts as budget, blocks and slots allow."""
@@ -65,7 +68,7 @@ def _admit_new(state: EngineState, draft: StepDraft) -> None:
 def _awaits_beginning(state: EngineState, draft: StepDraft, prefix: SharedPrefix) -> bool:
     """True while another prompt computes enough of this one's beginning, which is not published yet."""
     config = state.config
-    if not config.prefix_cache or prefix.is_scored:
+    if not config.prefix_cache or not prefix.uses_cache:
         return False
     in_flight = (chunk.prefix for step in state.in_flight for chunk in step.chunks)
     others = {id(other): other for other in (*state.prefilling, *in_flight, *(chunk.prefix for chunk in draft.chunks))}
@@ -108,12 +111,13 @@ def _start(state: EngineState, draft: StepDraft, prefix: SharedPrefix) -> bool:
     if len(members) > state.slots.available:
         return False
     _tokens(prefix)
-    prefix.fill_digests(config.block_tokens)
+    if prefix.request.spec.encoding is None:
+        prefix.fill_digests(config.block_tokens)
     # At least one token is computed: the first output is drawn from its logits.
-    uses_cache = config.prefix_cache and not prefix.is_scored
+    uses_cache = config.prefix_cache and prefix.uses_cache
     hits = pool.match(prefix.digests, (len(prefix.tokens) - 1) // config.block_tokens) if uses_cache else []
     cached = len(hits) // pool.groups * config.block_tokens
-    if not _chunk_size(state, draft, len(prefix.tokens) - cached):
+    if not _size_of_next(state, draft, prefix, len(prefix.tokens) - cached):
         return False
     missing = config.blocks_for(len(prefix.tokens)) - len(hits) // pool.groups
     if pool.available - pool.evictable(hits) - missing * pool.groups < watermark:
@@ -179,10 +183,21 @@ def _chunk_size(state: EngineState, draft: StepDraft, rest: int) -> int:
     return chunk if chunk <= left else 0
 
 
+def _size_of_next(state: EngineState, draft: StepDraft, prefix: SharedPrefix, rest: int) -> int:
+    """How many of a prompt's `rest` tokens go into this step.
+
+    An encoded prompt is cut at the same places whatever else is in its steps, so that its result is the same.
+    """
+    if prefix.request.spec.encoding is None:
+        return _chunk_size(state, draft, rest)
+    size = min(rest, state.config.chunk, ENCODED_TOKENS)
+    return size if size <= draft.budget - draft.prefill_tokens or not draft.prefill_tokens else 0
+
+
 def _add_chunk(state: EngineState, draft: StepDraft, prefix: SharedPrefix) -> None:
     rest = len(prefix.tokens) - prefix.planned_tokens
     can_draw = may_draw(state, prefix)
-    size = _chunk_size(state, draft, rest)
+    size = _size_of_next(state, draft, prefix, rest)
     if size == 0 and (rest or not can_draw):
         return
     start = prefix.planned_tokens
@@ -190,7 +205,8 @@ def _add_chunk(state: EngineState, draft: StepDraft, prefix: SharedPrefix) -> No
     draft.prefill_tokens += size
     is_last = size == rest and can_draw
     draft.is_shared = draft.is_shared or size < rest
-    sample = tuple(member.slot for member in prefix.waiting_members if member.slot is not None) if is_last else ()
+    draws = is_last and prefix.request.spec.encoding is None
+    sample = tuple(member.slot for member in prefix.waiting_members if member.slot is not None) if draws else ()
     draft.prefill.append(_chunk(prefix, start, end, sample, keeps=size == rest and not can_draw))
     draft.chunks.append(LaunchedChunk(prefix, start, end, is_last))
     if prefix.request.spec.hold and size:
@@ -203,7 +219,9 @@ def _add_chunk(state: EngineState, draft: StepDraft, prefix: SharedPrefix) -> No
 
 def _chunk(prefix: SharedPrefix, start: int, end: int, sample: tuple[int, ...], *, keeps: bool) -> PrefillChunk:
     assert prefix.slot is not None
-    tokens = prefix.tokens[start:end]
+    tokens, encoding = prefix.tokens[start:end], prefix.request.spec.encoding
+    if encoding is not None:
+        return PrefillChunk(prefix.slot, start, tokens, encoding=encoding, ends=end == len(prefix.tokens))
     if not prefix.is_scored or not tokens:
         return PrefillChunk(prefix.slot, start, tokens, sample, keeps=keeps)
     alternatives = prefix.request.spec.sampling.prompt_logprobs or 0
@@ -214,6 +232,11 @@ def _chunk(prefix: SharedPrefix, start: int, end: int, sample: tuple[int, ...], 
 def _finish_prefix(state: EngineState, draft: StepDraft, prefix: SharedPrefix) -> None:
     """Move the members on, because the last chunk is in this step. It does not matter which tokens they draw."""
     state.prefilling.remove(prefix)
+    if prefix.request.spec.encoding is not None:
+        for member in prefix.waiting_members:
+            member.stage = SequenceStage.FINISHING
+        prefix.stage = SharedPrefixStage.HELD  # until the result of this step
+        return
     hold = prefix.request.spec.hold
     for member in prefix.waiting_members:
         assert member.slot is not None

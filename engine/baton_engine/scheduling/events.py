@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton_wire.messages.encoding import Encoding
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Finish, PromptLogprob, Reason, RequestKey, SamplingParams, TokenLogprob
 
@@ -30,6 +31,9 @@ class SequenceSpec:
     """Target time between two tokens; None: steps may take any time."""
     missing_tokens: int | None = None
     """Tokens that are probably to be computed, as long as the request waits; None: all of them."""
+    encoding: Encoding | None = None
+    """The result that is wanted of the prompt's hidden states; None: an answer. Such a request draws no token and ends
+    in `PromptEncoded`."""
 
 
 # Out of the scheduler -------------------------------------------------------------------------------------------------
@@ -58,6 +62,15 @@ class PromptScored:
     key: RequestKey
     first_index: int
     logprobs: tuple[PromptLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEncoded:
+    """The result of a request with an `encoding`, after which the engine holds nothing for it."""
+
+    key: RequestKey
+    values: bytes
+    """float32 (`pack_floats`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +140,4 @@ class Failed:
     detail: str = ""
 
 
-SchedulerEvent = Drawn | PromptScored | Computing | Computed | Prefilled | Reserved | Queued | Failed
+SchedulerEvent = Drawn | PromptScored | PromptEncoded | Computing | Computed | Prefilled | Reserved | Queued | Failed

@@ -21,10 +21,21 @@ def refusal(spec: SequenceSpec, max_context_tokens: int, max_choices: int) -> tu
             Reason.BAD_REQUEST,
             f"choices: {spec.choices} must be all different, at least 1 and at most {max_choices}",
         )
+    if spec.encoding is not None:
+        return _encoding_refusal(spec, max_context_tokens)
     if length >= max_context_tokens:
         return Reason.TOO_LONG, f"tokens: {length} leave no room in a context of {max_context_tokens}"
     if generated >= spec.sampling.max_tokens:
         return Reason.BAD_REQUEST, f"max_tokens: {spec.sampling.max_tokens} are already generated"
     if spec.sampling.grammar is not None and not spec.sampling.stop_token_ids:
         return Reason.BAD_REQUEST, "stop_token_ids: none, but an answer that follows a grammar ends with one"
+    return None
+
+
+def _encoding_refusal(spec: SequenceSpec, max_context_tokens: int) -> tuple[Reason, str] | None:
+    """The same for a prompt that is encoded: it needs no room for an answer."""
+    if len(spec.choices) != 1 or spec.prompt_tokens != len(spec.tokens) or spec.hold:
+        return Reason.BAD_REQUEST, "encoding: needs one choice, no generated tokens and no hand-over"
+    if len(spec.tokens) > max_context_tokens:
+        return Reason.TOO_LONG, f"tokens: {len(spec.tokens)} exceed a context of {max_context_tokens}"
     return None

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from baton_engine.memory.blocks import BlockOwner
-from baton_engine.scheduling.engine_state import EngineState, announce, drop_unseen, end_sequence, publish, stop_request
-from baton_engine.scheduling.events import Drawn, Failed, Prefilled, PromptScored
+from baton_engine.scheduling.engine_state import (
+    EngineState,
+    announce,
+    drop_request,
+    drop_unseen,
+    end_sequence,
+    publish,
+    stop_request,
+)
+from baton_engine.scheduling.events import Drawn, Failed, Prefilled, PromptEncoded, PromptScored
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, SharedPrefix, SharedPrefixStage
 from baton_engine.scheduling.step_draft import LaunchedChunk, LaunchedStep
 from baton_engine.scheduling.step_plan import SlotTokens, StepResult
@@ -26,12 +34,7 @@ def read_result(state: EngineState, result: StepResult) -> None:
     for chunk in launched.chunks:
         if chunk.end > chunk.start:
             _advance_prefix(state, chunk)
-    for scored in result.scored:
-        chunk = launched.chunks[scored.chunk]
-        request = chunk.prefix.request
-        if not request.is_stopped and request.live:
-            first = chunk.start + 1
-            state.events.append(PromptScored(request.key, first, scored.logprobs))
+    _report_prompts(state, launched, result)
     for tokens in result.tokens:
         sequence = _sequence_at(launched, tokens.slot)
         if sequence.stage is not SequenceStage.DONE:  # else a surplus row: the sequence has ended meanwhile
@@ -44,6 +47,21 @@ def read_result(state: EngineState, result: StepResult) -> None:
     for chunk in launched.chunks:
         if chunk.is_last and chunk.prefix.request.spec.hold:
             _complete_held(state, chunk.prefix)
+
+
+def _report_prompts(state: EngineState, launched: LaunchedStep, result: StepResult) -> None:
+    """Report what is known of prompts: log probabilities, and the results of encoded ones, which end with them."""
+    for scored in result.scored:
+        chunk = launched.chunks[scored.chunk]
+        request = chunk.prefix.request
+        if not request.is_stopped and request.live:
+            first = chunk.start + 1
+            state.events.append(PromptScored(request.key, first, scored.logprobs))
+    for encoded in result.encoded:
+        request = launched.chunks[encoded.chunk].prefix.request
+        if request.live:  # else it was cancelled meanwhile
+            state.events.append(PromptEncoded(request.key, encoded.values))
+            drop_request(state, request)
 
 
 def _sequence_at(launched: LaunchedStep, slot: int) -> Sequence:
@@ -63,7 +81,8 @@ def _advance_prefix(state: EngineState, chunk: LaunchedChunk) -> None:
     prefix.done_tokens = chunk.end
     if prefix.stage is SharedPrefixStage.GONE:
         owner = _branched_owner(prefix) or owner
-    if state.config.prefix_cache and state.pool.table(owner):
+    is_kept = state.config.prefix_cache and prefix.request.spec.encoding is None
+    if is_kept and state.pool.table(owner):
         publish(state, owner, prefix.digests, prefix.request.root, first, last)
     if prefix.stage is not SharedPrefixStage.GONE:  # else its branches drop unseen blocks as they grow
         drop_unseen(state, owner, chunk.end)

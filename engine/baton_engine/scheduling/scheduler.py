@@ -29,6 +29,7 @@ from baton_engine.scheduling.engine_state import (
 )
 from baton_engine.scheduling.events import Drawn, Failed, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.growth import advance_rows
+from baton_engine.scheduling.promised_places import PromisedPlaces
 from baton_engine.scheduling.request_validation import refusal
 from baton_engine.scheduling.reservations import grant_reservations, report_positions
 from baton_engine.scheduling.results import read_result
@@ -92,8 +93,8 @@ class Scheduler:
     >>> spec = SequenceSpec(key, (5, 6, 7), 3, (0,), sampling, salt="", deadline_s=60.0)
     >>> scheduler.submit(spec, now=0.0)
     >>> plan = scheduler.plan(now=0.0)  # the prompt, and slot 0 draws from its last position
-    >>> plan.prefill
-    (PrefillChunk(slot=0, start=0, tokens=(5, 6, 7), sample=(0,), targets=(), alternatives=0, keeps=False),)
+    >>> [(chunk.slot, chunk.start, chunk.tokens, chunk.sample) for chunk in plan.prefill]
+    [(0, 0, (5, 6, 7), (0,))]
     >>> scheduler.apply(StepResult(plan.step, (SlotTokens(0, (8,)),), duration_s=0.01), now=0.01)
     >>> plan = scheduler.plan(now=0.01)  # slot 0 decodes token 8
     >>> plan.decode
@@ -114,6 +115,7 @@ class Scheduler:
         self._state = EngineState(config, self.pool, SlotTable(config.max_slots), pieces, is_ready)
         self._arrivals = 0
         self._deadlines: list[tuple[float, int, RequestKey]] = []
+        self._promised = PromisedPlaces()
 
     # Verbs ------------------------------------------------------------------------------------------------------------
 
@@ -225,7 +227,9 @@ class Scheduler:
         return events
 
     def take_places(self) -> PlaceChanges:
-        """Take what changed since the last call in the announced places of the prefix cache."""
+        """Take what changed since the last call in the announced places of the prefix cache: those that are cached, and
+        those that accepted prompts will bring."""
+        self._promised.update(self._state, self.pool.places)
         return self.pool.places.take(self.config.block_tokens)
 
     # Questions --------------------------------------------------------------------------------------------------------

@@ -137,6 +137,13 @@ class SharedPrefix:
         return spec.sampling.prompt_logprobs is not None and len(self.tokens) == spec.prompt_tokens
 
     @property
+    def uses_cache(self) -> bool:
+        """True when its KV may come from the prefix cache, and go there. An encoded prompt's does not: its result would
+        depend on what was computed before.
+        """
+        return not self.is_scored and self.request.spec.encoding is None
+
+    @property
     def num_tokens(self) -> int:
         """Length of the context, also while a preempted one's last token is not known yet."""
         return len(self.tokens) or self.members[0].kv_tokens + 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton_wire.messages.encoding import Encoding
 from baton_wire.messages.values import PromptLogprob, SamplingParams, TokenLogprob
 
 
@@ -75,6 +76,10 @@ class PrefillChunk:
     keeps: bool = False
     """Keep the logits of the last position until the slot's next chunk draws from them or the slot is closed: the
     prompt is computed, but its grammar is still being compiled."""
+    encoding: Encoding | None = None
+    """The result that is wanted of the whole prompt's hidden states; its chunks draw nothing."""
+    ends: bool = True
+    """False if more of an encoded prompt follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,16 @@ class ScoredChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedChunk:
+    """The result of an encoded prompt whose last chunk was in the step."""
+
+    chunk: int
+    """Index of the chunk in the plan."""
+    values: bytes
+    """float32 (`pack_floats`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     step: int
     tokens: tuple[SlotTokens, ...]
@@ -128,6 +143,7 @@ class StepResult:
     scored: tuple[ScoredChunk, ...] = ()
     failures: tuple[SlotFailure, ...] = ()
     """Slots that are missing from `tokens`."""
+    encoded: tuple[EncodedChunk, ...] = ()
 
 
 class Runner(Protocol):

@@ -166,8 +166,10 @@ class MessageWriter:
             case ArgumentsPart(_, text):
                 return (self._piece(text),)
 
-    def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
-        """Encode the parts alone: this API has no logprobs."""
+    def detailed(
+        self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson | None, ids: Sequence[int] | None
+    ) -> Sequence[JsonBytes]:
+        """Encode the parts alone: this API has neither logprobs nor token ids."""
         return [event for part in parts for event in self.part(index, part)]
 
     def finish(self, index: int, reason: str, stop: str | None) -> Sequence[JsonBytes]:

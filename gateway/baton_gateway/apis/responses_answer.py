@@ -178,8 +178,10 @@ class ResponseWriter:
     def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
         return self._extend(part, None)
 
-    def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
-        """Encode parts; the last piece of content has the log probabilities."""
+    def detailed(
+        self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson | None, ids: Sequence[int] | None
+    ) -> Sequence[JsonBytes]:
+        """Encode parts; the last piece of content has the log probabilities. This API has no token ids."""
         last = max((place for place, part in enumerate(parts) if isinstance(part, ContentPart)), default=None)
         events: list[JsonBytes] = []
         for place, part in enumerate(parts):

@@ -54,6 +54,7 @@ class PipedProcess:
         self.stdout = asyncio.StreamReader(limit=BUFFER_BYTES)
         self._stdin: asyncio.StreamWriter | None = None
         self._transports: list[asyncio.WriteTransport | asyncio.ReadTransport] = []
+        self._connecting: asyncio.Task[None] | None = None
         self._is_killed = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
@@ -83,6 +84,13 @@ class PipedProcess:
             return
         self._is_killed = True
         self._started.kill()
+        if self._connecting is None or self._connecting.done():
+            self._close_pipes()
+        else:  # the loop still has callbacks that watch them
+            self._connecting.add_done_callback(lambda _: self._close_pipes())
+        self._reap(REAP_S[0])
+
+    def _close_pipes(self) -> None:
         for transport in self._transports:
             if transport.is_closing():
                 continue  # it closed when the process ended; closing it again would be an error
@@ -92,7 +100,6 @@ class PipedProcess:
                 transport.close()
         for pipe in self._pipes[len(self._transports) :]:
             pipe.close()
-        self._reap(REAP_S[0])
 
     async def wait(self, within_s: float) -> None:
         """Wait until the process is reaped, at most `within_s`."""
@@ -105,7 +112,12 @@ class PipedProcess:
             self._ended.set_result(None)
 
     async def connect(self) -> None:
-        """Connect the pipes to the event loop. Called once."""
+        """Connect the pipes to the event loop. Called once. A caller that is cancelled does not stop it: connecting
+        takes a few rounds of the loop and waits for nothing."""
+        self._connecting = self._loop.create_task(self._connect())
+        await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> None:
         stdin, stdout, stderr = self._pipes
         flow = asyncio.StreamReaderProtocol(asyncio.StreamReader())
         writing, _ = await self._loop.connect_write_pipe(lambda: flow, stdin)

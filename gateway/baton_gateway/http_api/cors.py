@@ -8,7 +8,10 @@ ANY = "*"
 MAX_AGE_S = 600
 PREFLIGHT_HEADER = "Access-Control-Request-Method"
 _ALLOWED_HEADERS = "Authorization, Content-Type, X-Request-Id"
-_EXPOSED_HEADERS = "X-Request-Id, X-Baton-Ignored, Retry-After"
+_EXPOSED_HEADERS = (
+    "X-Request-Id, X-Baton-Ignored, Retry-After, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
+    "x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
 
 
 def is_origin(text: str) -> bool:

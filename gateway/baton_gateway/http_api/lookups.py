@@ -55,13 +55,14 @@ class Lookups:
         self._version = _encode({"version": _version()})
 
     async def models(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        entries = [self._entry(name, served) for name, served in self._names.list_names().items()]
+        known = self._names.list_names().items()
+        entries = [self._entry(name, served) for name, served in known if tenant.may_ask(served)]
         return _json({"object": "list", "data": entries})
 
     async def model(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         """Describe one model. Raises RefusedError if no worker serves it."""
         name = request.raw_path.partition("?")[0][len(MODELS) + 1 :]
-        known = self._names.list_names()
+        known = {name: served for name, served in self._names.list_names().items() if tenant.may_ask(served)}
         if name not in known:
             raise RefusedError(errors.model_not_found(name, list(known)))
         return _json(self._entry(name, known[name]))

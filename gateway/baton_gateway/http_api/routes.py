@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -36,9 +37,9 @@ from baton_gateway.http_api.loop_pacing import LoopPacing
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.parsed_part_cache import ParsedPartCache
+from baton_gateway.http_api.rate_limits import RateLimits
 from baton_gateway.http_api.request_body import RequestBody, holder_of
 from baton_gateway.http_api.session_hint import session_number
-from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.http_api.tokenising import Tokenising
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm
 from baton_gateway.openai_api.answer_writers import ChargeMemory, CollectingWriter
@@ -51,6 +52,7 @@ from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
+from baton_gateway.tenancy.tenants import Tenants
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
@@ -77,6 +79,7 @@ class ApiParts:
     relay: Relay
     table: WorkerTable
     tenants: Tenants
+    limits: RateLimits
     templates: TemplateRenderer
     metrics: GatewayMetrics
     budget: MemoryBudget
@@ -110,6 +113,7 @@ class HttpApi:
         self._cache = ParsedPartCache()
         self._table = parts.table
         self._tenants = parts.tenants
+        self._limits = parts.limits
         self._access_log = AccessLog()
         self._complaints = Complaints(_log)
         self._metrics = parts.metrics
@@ -195,7 +199,9 @@ class HttpApi:
                 if request.method not in endpoint.methods:
                     raise RefusedError(errors.method_not_allowed(endpoint.methods))
                 tenant = (
-                    DEFAULT_TENANT if endpoint.is_open else self._tenants.authenticate(endpoint.credentials(request))
+                    DEFAULT_TENANT
+                    if endpoint.is_open
+                    else self._tenants.authenticate(endpoint.credentials(request), time.time())
                 )
                 exchange.tenant = tenant.name
                 return await endpoint.handler(request, tenant)
@@ -272,7 +278,7 @@ class HttpApi:
             return await self._send(request, [await self._tokenising.tokenize(raw, tenant, body.charged.take)])
 
     async def _tokenizer_info(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return web.Response(body=self._tokenising.info(request.raw_path), headers=JSON)
+        return web.Response(body=self._tokenising.info(request.raw_path, tenant), headers=JSON)
 
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._tokenising.slot(holder_of(request, tenant), tenant), self._body(request, tenant) as body:
@@ -294,9 +300,15 @@ class HttpApi:
             exchange.session = session_number(request.headers, parsed.options.prompt_cache_key, tenant.name)
             if self.is_draining:
                 raise RefusedError(errors.shutting_down())
-            if parsed.options.stream:
-                return await self._stream(request, parsed, form, tenant, body.charged.take)
-            return await self._collect(request, parsed, form, tenant, body.charged.take)
+            clock = asyncio.get_running_loop().time
+            work = self._relay.expected_work(parsed)
+            charged = self._limits.charge(tenant, parsed, work, exchange.headers, clock())
+            try:
+                answer = self._stream if parsed.options.stream else self._collect
+                return await answer(request, parsed, form, tenant, body.charged.take)
+            finally:
+                charged.live = exchange.live
+                self._limits.settle(charged, clock())
 
     async def _collect(
         self,

@@ -16,6 +16,7 @@ from baton_gateway import errors
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import RefusedError, invalid
 from baton_gateway.http_api.model_names import ModelNames
+from baton_gateway.http_api.rate_limits import check_model
 from baton_gateway.openai_api.answer_writers import ChargeMemory
 from baton_gateway.openai_api.chat_messages import ChatMessage, read_messages
 from baton_gateway.openai_api.openai_fields import MAX_TEXT_CHARS, Fields
@@ -23,6 +24,7 @@ from baton_gateway.openai_api.openai_types import ChatRequest, read_token_ids
 from baton_gateway.openai_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
 from baton_gateway.openai_api.tool_fields import read_tool_use
 from baton_gateway.requests.preparing import build_conversation, chat_prompt, chat_room, check_ids
+from baton_gateway.requests.prompt_builder import limits_for
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.text.bundle import SPECIAL_NAMES
 from baton_gateway.text.encoding import PromptEncoder, PromptText
@@ -116,7 +118,7 @@ class Tokenising:
     async def tokenize(self, raw: dict[str, Any], tenant: Tenant, charge: ChargeMemory) -> bytes:
         """Return the answer's body. Raises RefusedError, also for a text of far more tokens than the context holds."""
         request = parse_tokenize(raw)
-        text, limits = self._find_model(request.model)
+        text, limits = self._find_model(request.model, tenant)
         if isinstance(request.content, str):
             is_rendered = not request.adds_special_tokens
             prompt = PromptText(text, request.content, is_rendered, limits.max_context_tokens, "prompt")
@@ -135,20 +137,20 @@ class Tokenising:
 
     async def count(self, request: ChatRequest, tenant: Tenant) -> int:
         """Return the number of tokens of a chat's prompt. Raises RefusedError."""
-        text, limits = self._find_model(request.options.model)
+        text, limits = self._find_model(request.options.model, tenant)
         chat = build_conversation(request.messages, request.tool_use, request.prompting)
         rendered = await self._templates.render(text.bundle, chat, tenant.name, chat_room(text, limits))
         [packed] = await self._encoder.encode([chat_prompt(rendered, text, limits)], tenant.name)
         return len(packed) // PACKED_ID_BYTES
 
-    def info(self, target: str) -> bytes:
+    def info(self, target: str, tenant: Tenant) -> bytes:
         """Return the answer of `/tokenizer_info`: template, special tokens and context, as evaluation clients ask for
         them. `target`: with `?model=`, where several are served. Raises RefusedError."""
         try:
             names = parse_qs(target.partition("?")[2], max_num_fields=MAX_QUERY_FIELDS).get("model", [])
         except ValueError:
             raise invalid("model", f"At most {MAX_QUERY_FIELDS} query fields are allowed.", "bad_request") from None
-        text, limits = self._find_model(names[0] if names else None)
+        text, limits = self._find_model(names[0] if names else None, tenant)
         bundle = text.bundle
         special = {name: bundle.special_tokens.get(name) for name in SPECIAL_NAMES}
         return _encode(
@@ -163,24 +165,26 @@ class Tokenising:
     async def detokenize(self, raw: dict[str, Any], tenant: Tenant, charge: ChargeMemory) -> bytes:
         """Return the answer's body. Raises RefusedError."""
         request = parse_detokenize(raw)
-        text, limits = self._find_model(request.model)
+        text, limits = self._find_model(request.model, tenant)
         check_ids(request.tokens, limits, "tokens")
         if not charge(len(request.tokens) * STRING_BYTES):
             raise RefusedError(errors.out_of_memory())
         return _encode({"prompt": await self._encoder.decode(text, request.tokens, "tokens", tenant.name)})
 
-    def _find_model(self, model: str | None) -> tuple[TextModel, ModelLimits]:
-        """Return text and limits of a model that some worker serves. Raises RefusedError."""
+    def _find_model(self, model: str | None, tenant: Tenant) -> tuple[TextModel, ModelLimits]:
+        """Return text and limits of a model that some worker serves, for a tenant. Raises RefusedError."""
         served = self._table.served_names()
         if not served:
             raise RefusedError(errors.no_workers())
         name = served[0] if model is None and len(served) == 1 else model
         if name is None:
             raise invalid("model", "'model' is required: several models are served.", "missing_required_parameter")
+        check_model(tenant, self._names.served(name))
         model_text = self._table.text_of(self._names.served(name))
         if model_text is None:
             raise RefusedError(errors.model_not_found(name, list(self._names.list_names())))
-        return model_text
+        text, limits = model_text
+        return text, limits_for(tenant, limits)
 
 
 def _tokens_body(packed: bytes, text: TextModel, max_context_tokens: int, wants_strings: bool) -> bytes:

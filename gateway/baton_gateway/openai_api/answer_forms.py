@@ -27,11 +27,14 @@ class EventWriter(Protocol):
         ...
 
     def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
-        """Encode the next part of a choice, without logprobs."""
+        """Encode the next part of a choice, without details of its tokens."""
         ...
 
-    def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
-        """Encode the next parts of a choice, perhaps none, with the log probabilities of their tokens."""
+    def detailed(
+        self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson | None, ids: Sequence[int] | None
+    ) -> Sequence[JsonBytes]:
+        """Encode the next parts of a choice, perhaps none, with the log probabilities and the ids of their tokens as
+        far as they are requested and the form has fields for them."""
         ...
 
     def finish(self, index: int, reason: str, stop: str | None) -> Sequence[JsonBytes]:

@@ -186,9 +186,6 @@ def _options(
     prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
     if prompt_logprobs is not None and stream:
         raise unsupported("prompt_logprobs", "a stream has no field for them; use 'echo' with 'logprobs'")
-    returns_token_ids = fields.flag("return_token_ids", False)
-    if returns_token_ids and stream:
-        raise unsupported("return_token_ids", "a stream has no field for them")
     alternatives = [count for count in (prompt_logprobs, logprobs if echo else None) if count is not None]
     include_usage, continuous_usage = _stream_options(fields.take("stream_options"), stream)
     options = Options(
@@ -220,7 +217,7 @@ def _options(
         continuous_usage=continuous_usage,
         cache_salt=fields.text("cache_salt", 64) or "",
         output_format=read_output_format(fields),
-        returns_token_ids=returns_token_ids,
+        returns_token_ids=fields.flag("return_token_ids", False),
         prompt_cache_key=fields.peek_text("prompt_cache_key"),
     )
     if options.output_format is not None:

@@ -19,6 +19,7 @@ from baton_gateway.openai_api.json_pieces import EncodedJson, JsonBytes, json_pi
 from baton_gateway.openai_api.logprob_json import LogprobsJson, logprobs_json
 from baton_gateway.openai_api.openai_types import ApiEndpoint
 from baton_gateway.text.revision_text import TextModel
+from baton_wire.messages.values import unpack_ids
 
 DONE = b"data: [DONE]\n\n"
 MAX_MESSAGE_CHARS = 4_096
@@ -188,6 +189,10 @@ class ChunkWriter:
         self._include_usage = include_usage
         self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
         self._fields = head.fields(is_chunk=True)
+        self._prompts = answer.prompt_ids or ()
+        self._choices_per_prompt = max(1, answer.num_choices // max(1, len(self._prompts)))
+        self._prompt: tuple[int, EncodedJson] | None = None
+        """The prompt whose ids were sent last, and these ids."""
         self._parts: dict[int, bytes] = {}
         self._choice_end = b'},"logprobs":null,"finish_reason":null}]' if self._is_chat else b"}]"
         self._tail = self._choice_end + (b',"usage":null' if include_usage else b"") + b"}\n\n"
@@ -202,22 +207,37 @@ class ChunkWriter:
         self._tail = self._choice_end + b',"usage":' + _encode(usage.fields()) + b"}\n\n"
 
     def beginning(self, index: int) -> Sequence[JsonBytes]:
-        """Encode the role, with which a chat choice begins."""
-        if not self._is_chat:
+        """Encode the role, with which a chat choice begins, and the ids of the prompt if they are requested."""
+        if self._is_chat:
+            prompt = {"prompt_token_ids": self._prompt_ids(0)} if self._prompts and self._prompt is None else {}
+            return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, **_OPEN}, prompt)
+        if not self._prompts:
             return ()
-        return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, **_OPEN})
+        ids = self._prompt_ids(index // self._choices_per_prompt)
+        return self._chunk({"index": index, "text": "", **_OPEN, "prompt_token_ids": ids, "token_ids": []})
+
+    def _prompt_ids(self, number: int) -> EncodedJson:
+        """The ids of a prompt, which its choices share."""
+        if self._prompt is None or self._prompt[0] != number:
+            self._prompt = number, EncodedJson(_encode(unpack_ids(self._prompts[number])))
+        return self._prompt[1]
 
     def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
-        """Encode the next part of a choice, without logprobs."""
+        """Encode the next part of a choice, without details of its tokens."""
         if isinstance(part, ContentPart):
             return (self._text(index, part.text),)
         return self._chunk({"index": index, "delta": _delta(part), **_OPEN})
 
-    def logprobs(self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson) -> Sequence[JsonBytes]:
-        """Encode the next parts; the last chunk has the log probabilities of their tokens."""
+    def detailed(
+        self, index: int, parts: Sequence[AnswerPart], logprobs: LogprobsJson | None, ids: Sequence[int] | None
+    ) -> Sequence[JsonBytes]:
+        """Encode the next parts; the last chunk has the log probabilities and the ids of their tokens."""
         *before, last = parts or (ContentPart(""),)
-        entry: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": logprobs.value()}
+        values = None if logprobs is None else logprobs.value()
+        entry: dict[str, Any] = {"index": index, "finish_reason": None, "logprobs": values}
         entry |= {"delta": _delta(last)} if self._is_chat else {"text": _content(last)}
+        if ids is not None:
+            entry["token_ids"] = list(ids)
         chunk = json_pieces(self._fields | {"choices": [entry]} | self._usage)
         return [*(event for part in before for event in self.part(index, part)), b"data: ", *chunk, b"\n\n"]
 
@@ -249,8 +269,9 @@ class ChunkWriter:
             return b"data: " + head + b'"delta":{"content":'
         return b"data: " + head + b'"logprobs":null,"finish_reason":null,"text":'
 
-    def _chunk(self, entry: dict[str, Any]) -> Sequence[JsonBytes]:
-        return (b"data: " + _encode(self._fields | {"choices": [entry]} | self._usage) + b"\n\n",)
+    def _chunk(self, entry: dict[str, Any], more: dict[str, Any] | None = None) -> Sequence[JsonBytes]:
+        fields = self._fields | (more or {}) | {"choices": [entry]} | self._usage
+        return b"data: ", *json_pieces(fields), b"\n\n"
 
 
 def _delta(part: AnswerPart) -> dict[str, Any]:

@@ -8,6 +8,7 @@ cancelled. One step encodes and writes little, so that other work runs between t
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,11 +16,13 @@ from baton_gateway.answers.output_parts import AnswerPart, ContentPart, merge_pa
 from baton_gateway.errors import Problem, out_of_memory
 from baton_gateway.openai_api.answer_bounds import VALUE_BYTES
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm, EventWriter
-from baton_gateway.openai_api.answer_writers import AnswerCharge, ChargeMemory, charge_nothing
+from baton_gateway.openai_api.answer_writers import ID_BYTES, AnswerCharge, ChargeMemory, charge_nothing
 from baton_gateway.openai_api.json_pieces import PIECE_BYTES, EncodedJson, JsonBytes, even_pieces
 from baton_gateway.openai_api.logprob_json import CompletionLogprobs
+from baton_gateway.openai_api.openai_types import ApiEndpoint
 from baton_gateway.openai_api.response_encoding import AnswerHead, Usage
 from baton_gateway.text.choice_text import Increment, TokenInfo
+from baton_wire.messages.values import PACKED_ID_BYTES
 
 MAX_BUFFERED_BYTES = 256 << 10
 MERGE_ABOVE_BYTES = 64 << 10
@@ -38,6 +41,8 @@ class _Pending:
 
     parts: list[AnswerPart] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
+    ids: array[int] = field(default_factory=lambda: array("I"))
+    """Ids of the tokens, if they are requested."""
     echo: CompletionLogprobs | None = None
     """Log probabilities of the prompt, with which the parts begin."""
     finish: str | None = None
@@ -72,6 +77,8 @@ class StreamingWriter:
         """Tokens of each choice so far."""
         self._begun: list[bool] = []
         self._allowed_bytes = MAX_BUFFERED_BYTES
+        self._prompt_bytes: dict[int, int] = {}
+        """Bytes of the prompt's ids in the first chunk of each choice that has not begun."""
         self._pending: dict[int, _Pending] = {}
         self._pending_bytes = 0
         self._pieces: Iterator[bytes] | None = None
@@ -89,6 +96,8 @@ class StreamingWriter:
     def begin(self, answer: AnswerHead) -> None:
         step_bytes = answer.num_choices * answer.token_bytes
         self._allowed_bytes = max(MAX_BUFFERED_BYTES, _STEPS_BEHIND * step_bytes)
+        self._prompt_bytes = _prompt_bytes(answer)
+        self._allowed_bytes += sum(self._prompt_bytes.values())
         self._charge.begin(answer.ahead_bytes + self._allowed_bytes - MAX_BUFFERED_BYTES)
         self._answer = answer
         self._writer = self._form.writer(answer)
@@ -119,10 +128,13 @@ class StreamingWriter:
         if pending is None:
             pending = self._pending[choice] = _Pending()
         pending.parts += increment.output_parts
-        size = len(increment.text)
+        size = len(increment.text) + self._prompt_bytes.pop(choice, 0)
         if increment.tokens:
             pending.tokens += increment.tokens
             size += sum(VALUE_BYTES * (1 + _alternatives(info)) for info in increment.tokens)
+        if increment.ids:
+            pending.ids.extend(increment.ids)
+            size += ID_BYTES * len(increment.ids)
         if increment.finish is not None:
             pending.finish, pending.stop = increment.finish_reason, increment.stop
         self._counted[choice] = increment.counted
@@ -234,14 +246,16 @@ class StreamingWriter:
             events += self._writer.beginning(choice)
         parts = merge_parts(pending.parts)
         logprobs = self._answer.logprobs() if pending.tokens or pending.echo is not None else None
-        if logprobs is None:
+        ids = pending.ids or None
+        if logprobs is None and ids is None:
             for part in parts:
                 events += self._writer.part(choice, part)
         else:
             if pending.echo is not None and isinstance(logprobs, CompletionLogprobs):
                 logprobs.add_encoded(pending.echo)
-            logprobs.add(pending.tokens)
-            events += self._writer.logprobs(choice, parts, logprobs)
+            if logprobs is not None:
+                logprobs.add(pending.tokens)
+            events += self._writer.detailed(choice, parts, logprobs, ids)
         if pending.finish is not None:
             events += self._writer.finish(choice, pending.finish, pending.stop)
 
@@ -281,6 +295,15 @@ class StreamingWriter:
         framed = b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
         self._written += len(framed)
         self._transport.write(framed)
+
+
+def _prompt_bytes(answer: AnswerHead) -> dict[int, int]:
+    """The bytes of the prompts' ids by the choice whose first chunk has them. A chat sends its prompt once."""
+    sizes = [len(packed) * ID_BYTES // PACKED_ID_BYTES for packed in answer.prompt_ids or ()]
+    if not sizes or answer.head.endpoint is ApiEndpoint.CHAT:
+        return dict(enumerate(sizes))
+    choices_per_prompt = max(1, answer.num_choices // len(sizes))
+    return {choice: sizes[choice // choices_per_prompt] for choice in range(answer.num_choices)}
 
 
 def _alternatives(info: TokenInfo) -> int:

@@ -6,8 +6,9 @@ larger than the room or its tenant's quota begins when nothing else of the tenan
 piece by piece (see `held_runs`).
 
 The tenant with the least running for its weight goes first, so that one tenant's flood delays only itself. Nor does it
-take the room of others: a tenant with nothing running begins although others fill the room, and a tenant with less in
-the queue evicts the newest request of the tenant with the most.
+take the room of others. The room has a spare part beyond its limit for tenants that have little running: the less a
+tenant has, the more of the spare part it may use. And a tenant with less in the queue evicts the newest request of the
+tenant with the most.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from baton_gateway.requests.fair_eviction import RoomClaim, TenantUsage, select_
 from baton_gateway.requests.tenant import Tenant
 
 SPARE = 8
-"""1/SPARE of `max_running` is allowed on top, for tenants with nothing running."""
+"""1/SPARE of `max_running` is allowed on top, less what the tenant has running for its weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class AdmissionLimits:
     """Limits per gateway process. The workers queue too; these limits bound the gateway's own memory."""
 
     max_running: int = 1_024
-    """Sequences; tenants with nothing running may begin while there are up to an eighth more."""
+    """Sequences; tenants with little running may begin while there are up to an eighth more."""
     max_queued: int = 4_096
     """Sequences."""
     max_wait_s: float = 60.0
@@ -282,8 +283,7 @@ class Admission:
 
     def _has_room(self, queue: _TenantQueue, room: int) -> bool:
         limit = self._limits.max_running
-        if not queue.running:
-            limit += limit // SPARE
+        limit += max(0, int(limit // SPARE - queue.load))
         return not self._room_taken or self._room_taken + room <= limit
 
     def _is_full(self, sequences: int) -> bool:

@@ -213,14 +213,19 @@ class HeldRuns:
     def _release_in_turn(
         self, fingerprint: PairFingerprint, queue: PromptOrder[Held], now: float, workers: float
     ) -> None:
-        """Release runs while workers have room and it is this gateway's turn."""
+        """Release runs while workers have room and it is this gateway's turn. A run for which admission has no room
+        any more waits with the pieces: when it came, no run of its request was at work."""
         while queue:
             first = queue.first(now, workers, self._leads(fingerprint, workers, now))
             self._urgent[fingerprint] = queue.urgency()
             if self._rounds.wait_s(fingerprint) != 0.0 or not self._is_open(*first, fingerprint):
                 return
             own_s = queue.own_s()
-            route = self._router.release(*queue.pop())
+            live, action = queue.pop()
+            if live.life.sequences_at_work and not self._router.may_grow(live, action.choices):
+                self._pieces.setdefault(live.ticket, deque()).append((live, action))
+                continue
+            route = self._router.release(live, action)
             is_prefilled = route is not None and not route.is_decode_local
             self._rounds.record_sent(fingerprint, own_s if is_prefilled else 0.0)
 

@@ -9,6 +9,7 @@ import asyncio
 import random
 import secrets
 import time
+from dataclasses import replace
 
 from baton_gateway.errors import RefusedError
 from baton_gateway.openai_api.answer_bounds import token_bytes
@@ -29,6 +30,7 @@ from baton_gateway.requests.preparing import (
 )
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.requests.scored_prompts import echoed_prompts
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.structured_outputs.format_compiler import FormatCompiler
 from baton_gateway.structured_outputs.output_format import OutputFormat
 from baton_gateway.text.encoding import PromptEncoder
@@ -61,6 +63,7 @@ class PromptBuilder:
         text, limits = self._table.text(fingerprint), self._table.limits(fingerprint)
         assert text is not None
         assert limits is not None
+        limits = limits_for(live.tenant, limits)
         encoded, grammar = await self._encode_and_compile(live, text, limits)
         thought: Thought | None = None
         if isinstance(request, ChatRequest):
@@ -110,6 +113,12 @@ class PromptBuilder:
         rendered = await self.templates.render(text.bundle, conversation, tenant, chat_room(text, limits))
         live.parse_plan = plan_parsing(request, rendered, text.answer_format)
         return await self.encoder.encode([chat_prompt(rendered, text, limits)], tenant)
+
+
+def limits_for(tenant: Tenant, limits: ModelLimits) -> ModelLimits:
+    """The limits of a model for a tenant, whose context may be shorter."""
+    most = tenant.limits.max_context_tokens
+    return limits if most is None or most >= limits.max_context_tokens else replace(limits, max_context_tokens=most)
 
 
 def _answer_head(

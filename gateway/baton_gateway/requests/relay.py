@@ -60,6 +60,7 @@ from baton_gateway.requests.request_failures import to_problem
 from baton_gateway.requests.retry_budget import RetryBudgets
 from baton_gateway.requests.routing import Routing
 from baton_gateway.requests.tenant import Tenant
+from baton_gateway.requests.wait_prediction import Work
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import ToWorker
@@ -174,6 +175,10 @@ class Relay:
             self._keep_timer(live)
             self._keep_admission_timer()
         return live
+
+    def expected_work(self, request: ChatRequest | CompletionRequest) -> Work:
+        """The expected work of the request's first prompt."""
+        return self._loads.expected(request)
 
     def _evict(self, live: LiveRequest) -> None:
         """Refuse a queued request, so that a tenant with less in the queue finds room."""

@@ -14,6 +14,7 @@ from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick, revisions
 from baton_gateway.workers.sent_prompts import SentPrompts
 from baton_wire.messages.values import PLACE_BYTES, PairFingerprint
+from baton_wire.rules.prefix_digests import DENSE_TOKENS
 
 FRESH_S = 0.02
 """Seconds until the cached tokens of a waiting run's prompt are looked up again."""
@@ -43,14 +44,15 @@ class Routing:
     def choose(self, live: LiveRequest, action: PickRoute, policy: RoutePolicy, now: float) -> Route | Problem:
         """Choose workers of the request's revision for this run."""
         assert live.fingerprint is not None
+        cached = self.cached_tokens(live, action.prompt, now)
         query = RouteQuery(
             live.fingerprint,
             action.tokens,
             action.total_tokens,
             action.choices,
             action.avoid | self.failing.avoided(now),
-            self.cached_tokens(live, action.prompt, now),
-            self._tie(live, action.prompt),
+            cached,
+            self._tie(live, action.prompt, is_new=not cached),
             action.retained_by,
         )
         return self._pick(query, policy)
@@ -102,12 +104,15 @@ class Routing:
         for run in runs:
             self._sent.settle(run, now)
 
-    def _tie(self, live: LiveRequest, prompt: int) -> int:
+    def _tie(self, live: LiveRequest, prompt: int, *, is_new: bool) -> int:
         """The number that decides between equal workers: of the session that the client names, else of the prompt's
-        whole context."""
+        whole context. While no worker has anything of it, of its beginning: so all processes send the first prompts
+        with a common beginning, of which they do not know of each other, to the same worker."""
         assert live.fingerprint is not None
         if live.session is not None:
             return live.session
         sizes = self._table.block_sizes(live.fingerprint)
         names = live.places[prompt].names(sizes[0]) if sizes else b""
+        if is_new and sizes:
+            names = names[: max(1, DENSE_TOKENS // sizes[0]) * PLACE_BYTES]
         return int.from_bytes(names[-PLACE_BYTES:], "little") if names else self._dice.getrandbits(64)

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import msgspec
 
+from baton_wire.tenant_table import NO_LIMITS, PriorityClass, TenantLimits
+
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Digest = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern="^[0-9a-f]+$")]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
-class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tenant as its file names it. Its prefix cache is its own."""
+class FileTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tenant as a key file names it."""
 
     name: Name
     key_sha256: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=64)] = ()
@@ -21,10 +23,32 @@ class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_running: Positive | None = None
     max_queued: Positive | None = None
 
-    @property
-    def salt(self) -> str:
-        """Separates this tenant's prefix caches from every other's; empty for the default tenant."""
-        return self.name if self.key_sha256 else ""
+    def tenant(self) -> Tenant:
+        """The tenant, with a prefix cache of its own if it has a key."""
+        salt = self.name if self.key_sha256 else ""
+        return Tenant(self.name, salt, self.weight, self.max_running, self.max_queued)
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """One tenant as requests know it."""
+
+    name: str
+    salt: str = ""
+    """Separates the tenant's prefix caches from those of tenants with another one; empty for the default tenant."""
+    weight: float = 1.0
+    max_running: int | None = None
+    """Sequences of this process at the workers."""
+    max_queued: int | None = None
+    limits: TenantLimits = NO_LIMITS
+    """Limits over all processes."""
+    models: tuple[str, ...] = ()
+    """Served names that it may ask; empty: all."""
+    priorities: tuple[PriorityClass, ...] = ()
+    """Classes that its requests may have, the default first; empty: all, and `Standard` by default."""
+
+    def may_ask(self, model: str) -> bool:
+        """Return whether the tenant may ask for a served model."""
+        return not self.models or model in self.models
 
     @property
     def flow(self) -> bytes:

@@ -150,9 +150,12 @@ class PromptEncoder:
 
     async def _in_turn(self, client: str, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Run in the one thread. Two threads would take the interpreter from the event loop twice as often."""
+
+        async def run_in_thread() -> T:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
         try:
-            async with self._lock.hold(client, TURN_S):
-                return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+            return await self._lock.run(client, run_in_thread, TURN_S)
         except TurnTimeoutError:
             raise RefusedError(tokenizer_unavailable()) from None
 

@@ -265,7 +265,7 @@ class LinkedWorker:
 
     def _make_view(self) -> WorkerView:
         hello, state = self.hello, self.state
-        left = 0 if state is None else self._left(state)
+        left, sent_blocks = 0 if state is None else self._left(state), self.sent_tokens // hello.block_tokens
         pair = None if hello.pair_port is None else Address(self.address.host, hello.pair_port)
         return WorkerView(
             epoch=hello.epoch,
@@ -277,7 +277,8 @@ class LinkedWorker:
             max_choices=hello.max_choices,
             block_tokens=hello.block_tokens,
             blocks_total=hello.blocks_total,
-            blocks_free=None if state is None else max(0, state.blocks_free - self.sent_tokens // hello.block_tokens),
+            blocks_free=None if state is None else max(0, state.blocks_free - sent_blocks),
+            blocks_empty=None if state is None else max(0, state.blocks_free - state.blocks_cached - sent_blocks),
             load_sequences=self.sent_sequences + (0 if state is None else state.running + state.waiting),
             load_tokens=self.sent_tokens + left,
             prompt_tokens=self.sent_prompts + left,

@@ -17,7 +17,13 @@ from baton_gateway.workers.pool_load import prompt_token_s, view_prefill_side
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placement, choose_placement
-from baton_wire.rules.worker_choice import MISSING_WEIGHT, SEQUENCE_TOKENS, WorkerOption, choose_worker
+from baton_wire.rules.worker_choice import (
+    DISPLACED_WEIGHT,
+    MISSING_WEIGHT,
+    SEQUENCE_TOKENS,
+    WorkerOption,
+    choose_worker,
+)
 
 MOVED_TOKENS = 1_024
 """A session has moved if at least this many of its tokens, and half of what is cached, are computed again for it."""
@@ -80,6 +86,11 @@ class RouteQuery:
     """A number of the prompt's whole context or of its session, that decides between equal workers."""
     retained_by: bytes | None = None
     """The prefill worker that retains the run's KV."""
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the prompt that no worker has cached."""
+        return max(0, self.tokens - max(self.cached.values(), default=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +260,14 @@ def _best(workers: Sequence[WorkerView], query: RouteQuery) -> WorkerView | None
     """The worker that takes the prompt. Of those that have nothing of it cached only the least loaded come into
     question: a gateway may have hundreds of workers, and decides for every request."""
     candidates, least, equal = [], None, []
-    special, tokens, choices = query.cached.keys() | query.avoid, query.tokens, query.choices
+    special, tokens, choices, new = query.cached.keys() | query.avoid, query.tokens, query.choices, query.new_tokens
     for worker in workers:
         free = worker.blocks_free
         if free is None or worker.is_stuck or worker.epoch in special:
             candidates.append(worker)
             continue
         block_tokens, load = worker.block_tokens, worker.load_tokens + int(worker.lately_tokens_s)
+        load += DISPLACED_WEIGHT * _displaced(worker, new)
         is_full = free * block_tokens < tokens
         if worker.role is Role.DECODE:  # as in `_option`
             sequences = worker.load_sequences
@@ -282,6 +294,11 @@ def _sequences(worker: WorkerView) -> int:
     return worker.load_sequences if worker.role is Role.DECODE else 0
 
 
+def _displaced(worker: WorkerView, new_tokens: int) -> int:
+    """Cached tokens that must go when the worker takes this many tokens that no worker has."""
+    return 0 if worker.blocks_empty is None else max(0, new_tokens - worker.blocks_empty * worker.block_tokens)
+
+
 def _option(worker: WorkerView, query: RouteQuery) -> WorkerOption:
     missing = max(0, query.tokens - query.cached.get(worker.epoch, 0))
     has_room = worker.blocks_free is None or worker.blocks_free * worker.block_tokens >= missing
@@ -291,6 +308,7 @@ def _option(worker: WorkerView, query: RouteQuery) -> WorkerOption:
         _sequences(worker),
         worker.lately_tokens_s,
         worker.seed,
+        _displaced(worker, query.new_tokens),
         worker.epoch in query.avoid or worker.is_stuck,
         not has_room or not _has_slots(worker, query),
     )

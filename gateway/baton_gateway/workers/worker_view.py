@@ -23,6 +23,8 @@ class WorkerView:
     blocks_total: int
     blocks_free: int | None
     """None: not reported yet."""
+    blocks_empty: int | None = None
+    """Free blocks with nothing cached in them; None: not reported yet."""
     load_sequences: int = 0
     """Running, waiting, and sent since the last report."""
     load_tokens: int = 0

@@ -177,15 +177,19 @@ def _biased_experts(x: Tensor, stacks: BiasedStacks, routing: Routing) -> Tensor
 
 
 def _mxfp4_experts(x: Tensor, stacks: Mxfp4Stacks, routing: Routing) -> Tensor:
-    """A token alone, or few next to their experts, read their experts each; more are sorted by expert. For more pairs
-    than the device's sort takes, weights are brought back to x's dtype."""
+    """A token alone, or few next to their experts, read their experts each; more are sorted by expert, in equal
+    pieces when they are more than are sorted at once."""
     from baton_kernels.experts.gpu.expert_sort import MAX_PAIRS
     from baton_kernels.experts.gpu.streamed_mxfp4 import mxfp4_experts
     from baton_kernels.experts.gpu.token_mxfp4 import reads_alone, token_experts_mxfp4
 
-    if routing.pairs > MAX_PAIRS:
-        return _biased_experts(x, stacks.dequantised(x.dtype), routing)
     tokens, per_token = routing.experts.shape
+    if routing.pairs > MAX_PAIRS:
+        out = torch.empty_like(x)
+        pieces = (tensor.chunk(-(-routing.pairs // MAX_PAIRS)) for tensor in (x, *routing, out))
+        for rows, shares, numbers, piece in zip(*pieces, strict=True):
+            mxfp4_experts(rows, stacks, Routing(shares, numbers), out=piece)
+        return out
     if reads_alone(tokens, per_token, stacks.count):
         return token_experts_mxfp4(x, stacks, routing)
     return mxfp4_experts(x, stacks, routing)

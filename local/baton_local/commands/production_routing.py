@@ -62,6 +62,7 @@ class ProductionRouting:
             block_tokens=BLOCK_TOKENS,
             blocks_total=blocks,
             blocks_free=max(0, blocks - worker.held_tokens // BLOCK_TOKENS),
+            blocks_empty=worker.empty_tokens // BLOCK_TOKENS,
             load_sequences=worker.sequences,
             load_tokens=worker.queued_tokens,
             prompt_tokens=worker.queued_tokens if role is Role.PREFILL else 0,

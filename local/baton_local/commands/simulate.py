@@ -149,7 +149,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_simulate(options: argparse.Namespace) -> int:
     """Run the command; raises StartError and ManifestError for a load or file that cannot be simulated."""
     if options.sessions is not None:
-        return run_sessions(options, _model_of(options))
+        model = _model_of(options)
+        return run_sessions(options, model, _spec_of(options))
     run = _run_of_file(options) if options.file is not None else _run_of(options)
     if options.what_if:
         print(what_if(run))
@@ -225,20 +226,27 @@ def _model_of(options: argparse.Namespace) -> WorkerModel:
 
 
 def _run_of(options: argparse.Namespace) -> SimulatedRun:
-    model = _model_of(options)
-    accelerator = accelerator_named(options.accelerator)
+    model, spec = _model_of(options), _spec_of(options)
+    return SimulatedRun(_workload(options), model, spec, _price_of(options))
+
+
+def _spec_of(options: argparse.Namespace) -> SizingSpec:
+    """The targets and bounds that the options describe, once their defaults are filled in."""
     if not 50.0 <= options.percentile < 100.0:
         raise StartError(f"--percentile: {options.percentile} is not allowed: must be from 50 to under 100")
-    workload = _workload(options)
     share = options.percentile / 100.0
     targets = Targets(options.ttft, options.tpot, share, share)
-    price = accelerator.cost_per_hour if options.price is None else options.price
-    if not 0.0 <= price < 1e6:
-        raise StartError(f"--price: {price} is not allowed: must be from 0 to under 1000000")
+    price = _price_of(options)
     least = 1 if options.sleep_after is None else 0
     bounds = Bounds(least, options.max_workers, options.tensor_parallel, price * options.tensor_parallel)
-    spec = SizingSpec(bounds, bounds, targets, options.max_accelerators, options.sleep_after, flip_s=options.flip_time)
-    return SimulatedRun(workload, model, spec, price)
+    return SizingSpec(bounds, bounds, targets, options.max_accelerators, options.sleep_after, flip_s=options.flip_time)
+
+
+def _price_of(options: argparse.Namespace) -> float:
+    price: float = accelerator_named(options.accelerator).cost_per_hour if options.price is None else options.price
+    if not 0.0 <= price < 1e6:
+        raise StartError(f"--price: {price} is not allowed: must be from 0 to under 1000000")
+    return price
 
 
 def _workload(options: argparse.Namespace) -> Workload:

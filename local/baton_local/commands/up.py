@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from baton_local.fetching.model_cache import ModelCache, cache_folder
 from baton_local.fleet.client_keys import NO_KEY_OPTIONS, ClientKeys, KeyOptions, client_keys
 from baton_local.fleet.desired_processes import plan_fleet
 from baton_local.fleet.emulation import parse_emulation, write_paced
+from baton_local.fleet.gpu_room import check_gpus, free_by_id, gpu_need, read_gpus, shared_kv, with_kv
 from baton_local.fleet.host import RANDOM, check_model, devices, gpu_ids, reserve_port
 from baton_local.fleet.local_runtime import LocalRuntime, RunPlan
 from baton_local.fleet.local_site import LOOPBACK, local_site
@@ -45,7 +47,7 @@ from baton_local.fleet.run_dir import (
 )
 from baton_local.fleet.supervision import Patience
 from baton_local.shared_options import KEY_VARIABLE
-from baton_wire.messages.values import POOL_ROLES
+from baton_wire.messages.values import POOL_ROLES, Role
 
 LEAVE_MARGIN_S = 30.0
 DEFAULT_PATIENCE = Patience()
@@ -100,6 +102,7 @@ def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: 
     check_model(deployment, model, is_emulated=emulation is not None)
     if emulation is None and not model.startswith(RANDOM):
         check_memory(memory_need(deployment, Path(model), chosen), free_memory(), address_space_limit())
+        deployment = _fit_gpus(deployment, Path(model), chosen, gpus)
     metadata = deployment.metadata
     longest_s = deployment.spec.gateway.limits.max_request_duration
     patience = replace(options.patience, worker_leave_s=longest_s + LEAVE_MARGIN_S)
@@ -121,6 +124,20 @@ def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: 
         with ChildProcesses() as processes:
             plan = RunPlan(run, fleet, options.host, port, gpus, patience, emulation, site.api_keys_path)
             return asyncio.run(LocalRuntime(plan, processes, link).serve())
+
+
+def _fit_gpus(
+    deployment: LLMDeployment, model: Path, chosen: Mapping[Role, Device], gpus: Sequence[str]
+) -> LLMDeployment:
+    """The deployment, with a size of KV for workers that share a GPU. Raises StartError for weights that do not fit."""
+    if Device.CUDA not in chosen.values() or not gpus:
+        return deployment
+    if (need := gpu_need(deployment, model, chosen)) is None:
+        return deployment
+    free = free_by_id(gpus, read_gpus(), os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID")
+    check_gpus(need, free)
+    size = shared_kv(need, free)
+    return deployment if size is None else with_kv(deployment, need, size)
 
 
 def _local_deployment(options: UpOptions, written: LLMDeployment | None, has_gpu: bool) -> LocalDeployment:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton_gateway.http_api.tenants import KEY_WORDS, Tenants, first_key, is_key
+from baton_gateway.tenancy.key_files import KEY_WORDS, KeyFiles, first_key, is_key
 from baton_local.errors import StartError
 from baton_local.fleet.record import RunRecord
 from baton_local.fleet.run_dir import RunDir, write_private
@@ -86,7 +86,7 @@ def _check(text: str | None, file: Path | None, name: str) -> ClientKeys:
     assert file is not None
     file = file.absolute()
     try:
-        Tenants(file)
+        KeyFiles(file)
     except ValueError as error:
         raise StartError(f"--api-key-file: {error}") from error
     return ClientKeys(file=file)

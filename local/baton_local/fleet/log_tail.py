@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from baton_wire.log_format import as_text
+
 TAIL_BYTES = 16 << 10
 MAX_LINE = 500
 
@@ -20,7 +22,7 @@ def last_line(path: Path, start: int = 0) -> str:
             text = file.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
-    lines = [clean(line) for line in text.splitlines()]
+    lines = [clean(line) for line in as_text(text).splitlines()]
     return next((line for line in reversed(lines) if line), "")[:MAX_LINE]
 
 

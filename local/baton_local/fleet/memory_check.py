@@ -13,6 +13,7 @@ from baton_control.worker_specs import Device, pool_spec
 from baton_engine.model.servable import servable_weights
 from baton_engine.model.tensor_headers import weight_bytes
 from baton_local.errors import StartError
+from baton_local.text_table import gigabytes
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_worker.building.memory_limit import free_bytes
 
@@ -38,7 +39,7 @@ class MemoryNeed:
 
 
 def memory_need(deployment: LLMDeployment, model: Path, devices: Mapping[Role, Device]) -> MemoryNeed:
-    """The need of the workers on the CPU; GPUs have memory of their own. Raises ModelError."""
+    """The need of the workers on the CPU; `gpu_room` checks those on GPUs. Raises ModelError."""
     config, headers = servable_weights(model)
     workers = kv = 0
     for role in POOL_ROLES:
@@ -56,17 +57,17 @@ def check_memory(need: MemoryNeed, free: int, address_space: int | None) -> None
     """Raises StartError when the workers cannot fit. `address_space`: of each process; None: unlimited."""
     if address_space is not None and need.weights > address_space:
         raise StartError(
-            f"a worker needs {_gigabytes(need.weights)} for its weights in {need.dtype}, and a process may have "
-            f"{_gigabytes(address_space)} (ulimit -v){_ways(need)}"
+            f"a worker needs {gigabytes(need.weights)} for its weights in {need.dtype}, and a process may have "
+            f"{gigabytes(address_space)} (ulimit -v){_ways(need)}"
         )
     if need.total <= free:
         return
     count = f"{need.workers} × " if need.workers > 1 else ""
-    kv = f" and {_gigabytes(need.kv)} for KV" if need.kv else ""
+    kv = f" and {gigabytes(need.kv)} for KV" if need.kv else ""
     copies = ": each worker holds a copy" if need.workers > 1 else ""
     raise StartError(
-        f"the workers need {count}{_gigabytes(need.weights)} for weights in {need.dtype}{kv}, "
-        f"{_gigabytes(free)} are free{copies}{_ways(need)}"
+        f"the workers need {count}{gigabytes(need.weights)} for weights in {need.dtype}{kv}, "
+        f"{gigabytes(free)} are free{copies}{_ways(need)}"
     )
 
 
@@ -84,7 +85,3 @@ def address_space_limit() -> int | None:
     """The limit of a process's address space; None: there is none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

@@ -76,15 +76,16 @@ class TokenFile:
         return self._token
 
 
-def from_kubeconfig() -> KubeConnection:
-    """The connection of the kubeconfig's current context, exec plugins included. Raises KubeConfigError."""
+def from_kubeconfig(context_name: str | None = None) -> KubeConnection:
+    """The connection of a context of the kubeconfig, exec plugins included; None: the current one. Raises
+    KubeConfigError."""
     from kubernetes import client, config  # heavy, and not needed in a Pod
 
     configuration = client.Configuration()
     try:
         # Named, as the package has read the variable when it was imported.
         named = os.environ.get("KUBECONFIG") or None
-        config.load_kube_config(config_file=named, client_configuration=configuration)  # type: ignore[no-untyped-call]
+        config.load_kube_config(config_file=named, context=context_name, client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
         raise KubeConfigError(f"no kubeconfig: {error}") from error
     context: ssl.SSLContext | None = None

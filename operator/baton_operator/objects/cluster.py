@@ -19,6 +19,7 @@ from baton_operator.objects.fetch_settings import NO_SETTINGS, FetchSettings
 from baton_operator.objects.network_settings import DEFAULT_NETWORK, NetworkSettings
 from baton_operator.objects.pod_ids import DEFAULT_IDS, PodIds
 from baton_operator.objects.pod_policy import DEFAULT_POLICY, PodPolicy
+from baton_wire.log_format import LOG_FORMAT_VARIABLE, LogFormat
 from baton_wire.messages.values import Role
 
 HTTP_PORT, PAIR_PORT, OPERATOR_PORT = 8000, 8001, 8443
@@ -58,6 +59,8 @@ class Platform:
     """The time between two reads of a Pod's metrics."""
     metrics_compat: str = ""
     """`vllm`: gateways and workers serve metrics under vLLM's names too."""
+    json_logs: bool = False
+    """True: gateways, workers and fetch Pods log JSON, as the operator does."""
     llmd_labels: bool = False
     """True: Pods have the labels by which tools of llm-d select."""
     network: NetworkSettings = DEFAULT_NETWORK
@@ -72,6 +75,11 @@ class Platform:
     """The settings of Pods that LLMDeployments may use."""
     pull_secrets: tuple[str, ...] = ()
     """Secrets of each namespace for pulling images, on the ServiceAccounts. Pods that name some do not use them."""
+
+    @property
+    def log_variables(self) -> tuple[tuple[str, str], ...]:
+        """The variables that give Pods the format of their logs; none for text."""
+        return ((LOG_FORMAT_VARIABLE, LogFormat.JSON.value),) if self.json_logs else ()
 
     def __post_init__(self) -> None:
         for field in ("worker_image", "gateway_image"):

@@ -72,7 +72,7 @@ def fetch_job(
     """The Job that fetches the model. Its name is the hash of its template, and of `refetch`; without the
     installation's settings it would be its identity."""
     bare = _pod(deployment, platform, tells_progress)
-    pod = platform.fetch.apply_to(bare)
+    pod = platform.fetch.apply_to(bare, platform.log_variables)
     name, identity = (
         fetch_name(
             deployment.metadata.name, content_hash({"pod": template, "refetch": refetch} if refetch else template)

@@ -38,14 +38,17 @@ class FetchSettings:
     pod_labels: Pairs = ()
     pod_annotations: Pairs = ()
 
-    def apply_to(self, pod: Manifest) -> Manifest:
-        """A PodTemplateSpec with these settings added; what Baton sets wins. Unchanged where nothing is set."""
+    def apply_to(self, pod: Manifest, variables: Pairs = ()) -> Manifest:
+        """A PodTemplateSpec with these settings added, and the operator's own `variables`; what Baton sets wins.
+        Unchanged where nothing is set."""
         metadata, spec = {**mapping(pod["metadata"])}, {**mapping(pod["spec"])}
         if self.pod_labels:
             metadata["labels"] = {**dict(self.pod_labels), **mapping(metadata.get("labels"))}
         if self.pod_annotations:
             metadata["annotations"] = {**dict(self.pod_annotations), **mapping(metadata.get("annotations"))}
-        env: list[Manifest] = [{"name": name, "value": value.replace("$", "$$")} for name, value in self.env]
+        env: list[Manifest] = [
+            {"name": name, "value": value.replace("$", "$$")} for name, value in self.env + variables
+        ]
         mounts: list[Manifest] = []
         if self.ca_config_map:
             source: Manifest = {"name": self.ca_config_map, "items": [{"key": CA_KEY, "path": CA_KEY}]}

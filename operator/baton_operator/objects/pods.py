@@ -161,6 +161,7 @@ def _container(
     if platform.metrics_compat:
         more = (*more, f"--metrics-compat={platform.metrics_compat}")
     env = {"HOME": RUN_PATH, "TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **dict(spec.env)}
+    env |= dict(platform.log_variables)
     variables = environment(pool, env)
     if spec.flips:  # read by the kubelet with each start, so that a container that ends comes back as what it was
         source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{ROLE_LABEL}']"}}

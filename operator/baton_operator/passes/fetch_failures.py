@@ -23,6 +23,7 @@ from baton_operator.kube.object_fields import (
 )
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
 from baton_operator.passes.problems import shorten
+from baton_wire.log_format import as_text
 
 _LINE = re.compile(r"(?:^|\s)(?:ERROR|CRITICAL) baton\.fetch (?:refused|failed): (.*)|^(?:refused|failed): (.*)")
 _NUMBERS = re.compile(r"\d+(?:\.\d+){3}|\d{4,}|0x[0-9a-f]+")
@@ -103,7 +104,7 @@ def _words(ended: Manifest) -> str:
     """The program's last line. Where it wrote none, how the container ended."""
     if ended.get("reason") == "OOMKilled":
         return _MEMORY
-    lines = [line for line in str(ended.get("message") or "").splitlines() if shorten(line)]
+    lines = [line for line in as_text(str(ended.get("message") or "")).splitlines() if shorten(line)]
     for line in reversed(lines):
         match = _LINE.search(line)
         if match is not None:

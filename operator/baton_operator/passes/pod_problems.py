@@ -23,6 +23,7 @@ from baton_operator.kube.object_fields import (
 )
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.passes.problems import PassProblem, explain_unplaced, find_missing_object, shorten
+from baton_wire.log_format import as_text
 from baton_wire.messages.values import POOL_ROLES, Role
 
 CREATING_S = 8.0
@@ -197,7 +198,7 @@ def _readiness_problem(event: ObjectEvent | None) -> PassProblem | None:
 def last_end(container: Manifest) -> str:
     """How a crashing container ended last; the same text while the container alternates between running and waiting."""
     ended = _last_end(container)
-    last = " ".join(str(ended.get("message") or "").split())[-300:]
+    last = " ".join(as_text(str(ended.get("message") or "")).split())[-300:]
     how = f"{ended.get('reason', 'crashes')}, exit code {ended.get('exitCode', 'unknown')}"
     return f"{how}: {last}" if last else how
 

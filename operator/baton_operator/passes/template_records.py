@@ -11,7 +11,8 @@ The current record also has, in an annotation, the spec that was last carried ou
 refused, passes carry that one out.
 
 Inputs are compared field by field, in their normal form (`recorded_inputs`). A field that only the newer operator
-knows counts as unchanged while it has its default. A field that only the older one knew is ignored.
+knows counts as unchanged while it has its default. A field that only the older one knew is ignored. An input that
+follows from fields which the older operator knew, and did not record, counts as unchanged once and is then recorded.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ GOOD_ANNOTATION = "baton.dev/last-good"
 """On the current record: the LLMDeployment that was last carried out, as JSON without status and labels."""
 MAX_GOOD_BYTES = 128 << 10
 """Annotations of an object may have 256 KiB together."""
+_LATER_RECORDED = (("targets",), ("maySleep",), ("kvTransfer", "minBandwidth"), (KEEPS_ANSWERS,))
+"""Inputs that follow from older fields and were recorded by later operators alone. Pods that were rendered without such
+an input do not depend on it, whatever the fields say."""
 KEPT = 8
 """Most older records."""
 _NONE: Mapping[Role, Sequence[Manifest]] = {}
@@ -157,12 +161,25 @@ def _find_rendered(role: Role, wanted: Manifest, base: Record, records: Iterable
         is_alike = (record.version, record.worker_image, record.gateway_image, record.upgrade) == source
         if (template is not None and template.inputs.get(_FLIPS, False) is True) is not wanted.get(_FLIPS, False):
             continue
-        # A derived input has no default: an older record without it stays unchanged.
-        defaults = {**_DEFAULTS[role], KEEPS_ANSWERS: wanted.get(KEEPS_ANSWERS)}
-        recorded = {} if template is None else normal_inputs(template.inputs)
-        if template is not None and is_alike and are_same_inputs(recorded, _compared(wanted), defaults):
-            return template if are_same_inputs(recorded, wanted, defaults) else replace(template, inputs=wanted)
+        if template is None or not is_alike:
+            continue
+        recorded, defaults = normal_inputs(template.inputs), _DEFAULTS[role]
+        completed = _complete(recorded, wanted) if record is base else recorded
+        if are_same_inputs(completed, _compared(wanted), defaults):
+            is_recorded = completed == recorded and are_same_inputs(recorded, wanted, defaults)
+            return template if is_recorded else replace(template, inputs=wanted)
     return None
+
+
+def _complete(recorded: Manifest, wanted: Manifest) -> Manifest:
+    """The recorded inputs, with the wanted value of each input that older operators did not record."""
+    for *groups, name in _LATER_RECORDED:
+        group = mapping(wanted.get(groups[0])) if groups else wanted
+        before = mapping(recorded.get(groups[0])) if groups else recorded
+        if name in group and name not in before:
+            filled = {**before, name: group[name]}
+            recorded = {**recorded, groups[0]: filled} if groups else filled
+    return recorded
 
 
 def _compared(wanted: Manifest) -> Manifest:

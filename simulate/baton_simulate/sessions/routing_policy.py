@@ -40,6 +40,8 @@ class SimulatedWorker:
     """Tokens of KV that these need."""
     token_s: float
     """Seconds that it takes for one prompt token."""
+    empty_tokens: int
+    """Tokens of KV memory with nothing in it."""
 
 
 class RoutingPolicy(Protocol):

@@ -134,10 +134,12 @@ class SessionChoice:
             sequences=len(worker.batch) + len(worker.queue),
             held_tokens=worker.pinned_tokens,
             token_s=worker.model.prefill.per_token_s,
+            empty_tokens=max(0, worker.model.kv_capacity_tokens - worker.pinned_tokens - known.cache.tokens),
         )
 
     def _view_decode(self, worker: DecodeWorker, routed: RoutedRequest) -> SimulatedWorker:
         known = self._of(worker)
+        held = worker.kv_tokens + worker.reserved_tokens + worker.waiting_tokens
         return SimulatedWorker(
             number=known.number,
             cached_tokens=known.cache.cached_tokens(routed.beginnings),
@@ -145,6 +147,7 @@ class SessionChoice:
             queued_tokens=worker.reserved_tokens + worker.waiting_tokens,
             queued_prompt_tokens=worker.reserved_tokens + worker.waiting_tokens,
             sequences=len(worker.active) + len(worker.reserved) + len(worker.waiting),
-            held_tokens=worker.kv_tokens + worker.reserved_tokens + worker.waiting_tokens,
+            held_tokens=held,
             token_s=0.0,
+            empty_tokens=max(0, worker.model.kv_capacity_tokens - held - known.cache.tokens),
         )

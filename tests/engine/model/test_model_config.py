@@ -273,7 +273,7 @@ BAD: list[tuple[str, JsonObject, str]] = [
     ("windows of some layers", QWEN3_MOE | {"layer_types": ["full_attention"]}, "layer_types"),
     (
         "not a language model",
-        llama(architectures=["LlamaForSequenceClassification"]),
+        llama(architectures=["LlamaForTokenClassification"]),
         "architectures.*LlamaForCausalLM",
     ),
     ("custom code", llama(auto_map={"AutoModel": "evil.Model"}), "auto_map.*never run"),

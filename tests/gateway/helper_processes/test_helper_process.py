@@ -96,6 +96,27 @@ async def test_a_process_is_killed_in_the_middle_of_an_answer(helper: HelperProc
     assert not psutil.pid_exists(process.pid)
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("rounds", range(14))
+async def test_a_start_ends_in_any_round_of_the_loop_and_nothing_is_left(
+    helper: HelperProcess, rounds: int, is_cancelled: bool
+) -> None:
+    loop, faults = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: faults.append(context))
+    before, tasks = descriptors(), asyncio.all_tasks()
+    starting = asyncio.create_task(helper.start())
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    if is_cancelled:
+        starting.cancel()
+    await helper.kill()
+    await asyncio.gather(starting, return_exceptions=True)
+    await helper.kill()
+    await until(lambda: descriptors() == before and asyncio.all_tasks() == tasks)
+    assert faults == []
+    assert await helper.ask(b"bytes 3", 30.0) == b"xxx"
+
+
 @pytest.mark.parametrize(
     ("question", "limit_s", "expected"),
     [

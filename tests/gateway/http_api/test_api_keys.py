@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.http_api.tenants import Tenants, first_key
+from baton_gateway.tenancy.key_files import first_key
+from baton_gateway.tenancy.tenants import Tenants
 
 KEY_A, KEY_B, KEY_C = "sk-aaaaaaaa", "sk-bbbbbbbb==", "sk-cccccccc"
 

@@ -107,6 +107,16 @@ async def test_log_probabilities_stand_beside_calls(client: HttpClient) -> None:
     assert [entry["token"] for entry in entries] == [entry["token"] for entry in choice["logprobs"]["content"]]
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_a_stream_has_the_ids_of_thoughts_and_calls(client: HttpClient, parallel: bool) -> None:
+    client.say(f"{THOUGHT}I look.\n{CALL}\n{CALL}")
+    body = {"messages": USER, "tools": [TOOL], "return_token_ids": True, "parallel_tool_calls": parallel}
+    whole = await client.ask(CHAT, **body)
+    chunks = await client.stream(CHAT, **body)
+    streamed = [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("token_ids") or []]
+    assert streamed == whole["choices"][0]["token_ids"]
+
+
 async def test_one_call_ends_an_answer_that_may_have_one(client: HttpClient) -> None:
     client.say(f"{CALL}\n{CALL} and more")
     [choice] = (await client.ask(CHAT, messages=USER, tools=[TOOL], parallel_tool_calls=False))["choices"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.requests.admission import Admission, AdmissionLimits, Verdict
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
+from baton_gateway.tenancy.tenants import Tenants
 
 A, B = Tenant("a"), Tenant("b")
 TWO_OWNERS = '{"tenants": [{"name": "a", "key_sha256": ["0"]}, {"name": "b", "key_sha256": ["0"]}]}'.replace(
@@ -193,6 +193,18 @@ def test_a_queue_full_of_one_tenants_requests_has_room_for_another() -> None:
     assert tickets(admission, A, 1) == []
     assert admission.select_evictions(Tenant("heavy", weight=10.0), 4) != []
     assert admission.select_evictions(Tenant("c", max_queued=1), 1) != []
+
+
+def test_a_tenant_with_little_running_begins_more_although_another_fills_the_room() -> None:
+    admission = Admission(AdmissionLimits(max_running=64))
+    tickets(admission, A, 100)
+    assert admission.num_running == 64
+    begun = [admission.offer(B, 1, 0) for _ in range(6)]
+    verdicts = [None if isinstance(verdict, Problem) else verdict[1] for verdict in begun]
+    assert verdicts == 4 * [Verdict.ADMITTED] + 2 * [Verdict.QUEUED], "as many as it leaves of the spare part"
+    assert admission.num_running == 68
+    tickets(admission, Tenant("heavy", weight=4.0), 9)
+    assert admission.num_running == 71, "its weight counts, and an eighth more is the most"
 
 
 def test_who_is_over_its_own_quota_takes_nobodys_place() -> None:

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from baton_gateway import errors
+from baton_gateway.requests.admission import Admission, AdmissionLimits
 from baton_gateway.requests.held_runs import SWEEP_S, HeldRuns
 from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.request import Stage
@@ -176,6 +177,43 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
     held.release_ready()
     assert gone == list(range(10)), "as some end, others begin"
     large.life.stage = Stage.ENDED
+    held.release_ready()
+    assert len(held) == 0
+
+
+async def test_runs_that_waited_for_busy_workers_take_no_more_room_than_admission_has() -> None:
+    """They were all within their request's share when they came: none of them was at work yet."""
+    prefill, decode = view(BUSY), view(0, role=Role.DECODE, epoch=b"decode", max_sequences=1_000)
+    table = SimpleNamespace(views=lambda: [prefill, decode], get=lambda epoch: None, live_prefill=lambda _: [])
+    admission, load = Admission(AdmissionLimits(max_running=24)), ModelLoad()
+    offered = admission.offer(DEFAULT_TENANT, 80, 0.0, at_once=4)
+    assert not isinstance(offered, errors.Problem)
+    life = SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0)
+    large: Any = SimpleNamespace(ticket=offered[0], fingerprint="a", life=life, tenant=DEFAULT_TENANT)
+
+    def set_at_work(sequences: int) -> None:
+        life.sequences_at_work = sequences
+        admission.set_running(large.ticket, sequences)
+
+    def release(live: Any, action: PickRoute) -> Route:
+        set_at_work(life.sequences_at_work + action.choices)
+        return ROUTE
+
+    router = SimpleNamespace(
+        choose=lambda live, action: ROUTE,
+        release=release,
+        may_grow=lambda live, sequences: admission.may_grow(live.ticket, sequences),
+        load_of=lambda live: load,
+    )
+    held = HeldRuns(cast(Any, table), cast(Any, router))
+    assert all(held.holds(large, replace(run(number), choices=4), ROUTE, TTFT_S) for number in range(20))
+    prefill = view(FREE)
+    held.release_ready()
+    assert (admission.num_running, len(held)) == (24, 14)
+    set_at_work(16)
+    held.release_ready()
+    assert (admission.num_running, len(held)) == (24, 12), "as some end, others begin"
+    life.stage = Stage.ENDED
     held.release_ready()
     assert len(held) == 0
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from baton_gateway.errors import RefusedError, TurnTimeoutError
-from baton_gateway.helper_processes.fair_lock import FairLock
+from baton_gateway.errors import RefusedError
 from baton_gateway.text.encoding import (
     CERTAIN_FACTOR,
     INLINE_CHARS,
@@ -118,86 +116,3 @@ async def test_the_loop_turns_while_a_prompt_is_tokenised_and_a_client_that_left
     tokenizer.held.set()
     assert await other == [pack_ids(BYTES.encode_prompt("y" * 5_000))]
     assert tokenizer.chars == PIECE_CHARS + 5_000
-
-
-async def test_turns_go_round_among_those_who_wait() -> None:
-    lock, order = FairLock(), []
-
-    async def work(who: str, number: int) -> None:
-        async with lock.hold(who, 30.0):
-            order.append(f"{who}{number}")
-            await asyncio.sleep(0)
-
-    tasks = [asyncio.create_task(work("a", number)) for number in range(5)]
-    tasks += [asyncio.create_task(work(who, 0)) for who in "bc"]
-    await asyncio.sleep(0)
-    tasks[2].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert order == ["a0", "a1", "b0", "c0", "a3", "a4"]
-    async with lock.hold("d", 30.0):
-        pass
-
-
-async def test_work_holds_its_turn_to_its_end_when_its_caller_is_gone() -> None:
-    lock, order, may_end = FairLock(), [], asyncio.Event()
-
-    async def work() -> None:
-        await may_end.wait()
-        order.append("ended")
-
-    async def next_one() -> str:
-        order.append("next")
-        return "done"
-
-    gone = asyncio.create_task(lock.run("a", work, 30.0))
-    await asyncio.sleep(0)
-    following = asyncio.create_task(lock.run("b", next_one, 30.0))
-    await asyncio.sleep(0)
-    gone.cancel()
-    await asyncio.wait([gone])
-    assert order == []
-    may_end.set()
-    assert await following == "done"
-    assert order == ["ended", "next"]
-
-
-@pytest.mark.parametrize("turns_of_loop", range(3))
-async def test_turns_that_are_stopped_tell_their_callers_and_are_free(turns_of_loop: int) -> None:
-    lock = FairLock()
-
-    async def work() -> None:
-        await asyncio.Event().wait()
-
-    stuck = asyncio.create_task(lock.run("a", work, 30.0))
-    for _ in range(1 + turns_of_loop):
-        await asyncio.sleep(0)
-    await lock.stop()
-    await asyncio.wait([stuck], timeout=30.0)
-    assert stuck.cancelled()
-    assert lock.held_s(time.monotonic()) == 0.0
-    with pytest.raises(TurnTimeoutError):
-        async with lock.hold("a", 30.0):
-            await lock.run("b", work, 0.001)
-    async with lock.hold("c", 30.0):
-        pass
-
-
-@pytest.mark.parametrize("delay", range(4))
-async def test_a_turn_that_is_given_to_somebody_cancelled_is_passed_on(delay: int) -> None:
-    lock = FairLock()
-    taken: list[str] = []
-
-    async def work(who: str) -> None:
-        async with lock.hold(who, 30.0):
-            taken.append(who)
-
-    async with lock.hold("first", 30.0):
-        tasks = [asyncio.create_task(work("second")), asyncio.create_task(work("third"))]
-        await asyncio.sleep(0)
-    for _ in range(delay):
-        await asyncio.sleep(0)
-    tasks[0].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert taken[-1] == "third"
-    async with asyncio.timeout(60), lock.hold("last", 30.0):
-        pass

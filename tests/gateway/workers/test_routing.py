@@ -15,7 +15,8 @@ from baton_gateway.requests.routing import Routing
 from baton_gateway.workers.pool_load import num_prefill
 from baton_gateway.workers.route import MoveReason, Route, RoutePolicy, RouteQuery, pick, revisions
 from baton_gateway.workers.worker_view import WorkerView
-from baton_wire.messages.values import Address, PairFingerprint, Role
+from baton_wire.messages.values import Address, PairFingerprint, Role, pack_ids
+from baton_wire.rules.prefix_digests import PromptPlaces
 
 PRINT = PairFingerprint(1, "a" * 64, "float32", "float32", 2, 2, 8, "b" * 64, "c" * 64)
 OTHER = PairFingerprint(1, "d" * 64, "float32", "float32", 2, 2, 8, "b" * 64, "c" * 64)
@@ -270,3 +271,36 @@ def test_a_revision_that_is_still_served_is_not_superseded_by_a_newer_one() -> N
     assert is_superseded(*new)
     assert is_superseded(old[0], *new), "its last decode worker is gone"
     assert not is_superseded(), "no other revision can be served"
+
+
+def test_processes_send_first_prompts_with_a_common_beginning_to_one_worker_and_others_to_any() -> None:
+    """Each process knows nothing but the prompt: no worker has announced anything."""
+    pool = [
+        worker(name, max_context_tokens=99_999, blocks_total=9_000, blocks_free=9_000) for name in ("P1", "P2", "D1")
+    ]
+    table = SimpleNamespace(
+        views=lambda: pool,
+        block_sizes=lambda fingerprint: [16],
+        cached=SimpleNamespace(longest=lambda names: {}),
+    )
+
+    def prefill_of(ids: list[int]) -> str:
+        live = SimpleNamespace(
+            fingerprint=PRINT, session=None, cached={}, places=[PromptPlaces(pack_ids(tuple(ids)), "")]
+        )
+        action = SimpleNamespace(
+            prompt=0,
+            tokens=len(ids),
+            total_tokens=len(ids) + 5,
+            choices=1,
+            avoid=frozenset(),
+            retained_by=None,
+        )
+        route = Routing(cast(Any, table), Random(1)).choose(cast(Any, live), cast(Any, action), POLICY, 0.0)
+        assert isinstance(route, Route)
+        assert route.prefill is not None
+        return route.prefill.decode()
+
+    head = list(range(1_200))
+    assert len({prefill_of([*head, *range(number, number + 300)]) for number in range(12)}) == 1
+    assert len({prefill_of(list(range(number, number + 1_500))) for number in range(12)}) == 2

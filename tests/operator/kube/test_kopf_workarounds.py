@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from importlib.metadata import version
+from logging import StreamHandler
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,13 @@ def test_kopf_does_not_close_the_streams_of_a_cancelled_watcher() -> None:
 
 def test_the_page_names_the_installed_version() -> None:
     assert f"**kopf {version('kopf')}**" in PAGE.read_text(encoding="utf-8")
+
+
+def test_lines_of_kopf_take_the_form_of_the_operators_own() -> None:
+    """kopf sets up logging in its own command line only, so its loggers have to write through the root's handler."""
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "kopf"]
+    assert event_handlers._WATCHING in names
+    loggers = [logging.getLogger(name) for name in names]
+    writers = [handler for logger in loggers for handler in logger.handlers if isinstance(handler, StreamHandler)]
+    assert writers == []
+    assert all(logger.propagate for logger in loggers)

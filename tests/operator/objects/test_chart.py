@@ -39,6 +39,7 @@ FULL = PINNED | {
     "monitoring.interval": "1m",
     "metricsCompat": "vllm",
     "llmdLabels": "true",
+    "logFormat": "json",
     "podLabels.team": "a",
     "podAnnotations.note": "b",
     "extraEnv[0].name": "HTTPS_PROXY",
@@ -171,6 +172,7 @@ def test_without_the_right_to_read_nodes_named_namespaces_need_no_cluster_wide_r
         WIDE | {"secretsPolicy.enabled": "false"},
         PINNED | {"fetch.cidrs": "{everywhere}"},
         PINNED | {"logLevel": "loud"},
+        PINNED | {"logFormat": "xml"},
         PINNED | {"callsPerSecond": "0"},
         PINNED | {"podPolicy.priorityClasses": "{system-node-critical}"},
         PINNED | {"podPolicy.annotations": "{a b}"},
@@ -225,6 +227,7 @@ def test_values_for_networks_ids_and_monitors_reach_the_flags_and_the_operators_
     assert settings.platform.monitoring_labels == (("release", "stack"),)
     assert settings.platform.pod_ids == PodIds(run_as_user=None, run_as_group=None, fs_group=None)
     assert (settings.platform.metrics_compat, settings.platform.llmd_labels) == ("vllm", True)
+    assert (settings.log_format, settings.platform.json_logs) == ("json", True)
     found = {manifest["kind"]: manifest for manifest in manifests}
     pod = found["Deployment"]["spec"]["template"]
     assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}

@@ -12,6 +12,7 @@ from baton_control.errors import ManifestError
 from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import standing_objects
+from baton_operator.objects.fetch_state import FETCH_ANNOTATION
 from baton_operator.objects.network_settings import NetworkSettings, WorkloadPolicies
 from baton_operator.objects.pod_ids import PodIds
 from baton_operator.objects.pods import gateway_template, worker_template
@@ -160,3 +161,14 @@ def test_names_of_other_projects_reach_pods_only_where_the_installation_wants_th
     named = gateway_template(deployment(), dataclasses.replace(PLATFORM, llmd_labels=True))
     labels: Json = named["metadata"]["labels"]  # type: ignore[index]
     assert (labels["llm-d.ai/role"], labels["llm-d.ai/model"]) == ("gateway", deployment().spec.model.served_name)
+
+
+def test_json_logs_of_the_installation_reach_every_pod_and_keep_the_identity_of_a_fetch() -> None:
+    def formats(json_logs: bool) -> list[list[Json]]:
+        every = pods(dataclasses.replace(PLATFORM, json_logs=json_logs))
+        return [[v for v in pod["containers"][0]["env"] if v["name"] == "BATON_LOG_FORMAT"] for pod in every]
+
+    assert formats(False) == [[]] * 4
+    assert formats(True) == [[{"name": "BATON_LOG_FORMAT", "value": "json"}]] * 4
+    (before,), (after,) = (of_kind(rendered(json_logs=json), "Job").items() for json in (False, True))
+    assert after[1]["metadata"]["annotations"][FETCH_ANNOTATION] == before[0]

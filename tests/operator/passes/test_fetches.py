@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from baton_control.names import Key
-from baton_operator.kube.kinds import CLAIMS, DEPLOYMENTS, JOBS
+from baton_operator.kube.kinds import CLAIMS, DEPLOYMENTS, JOBS, PODS
 from baton_operator.objects.fetch_settings import FetchSettings
 from baton_operator.objects.fetch_state import RETRY_S, fetch_state, retry_in_s
 from baton_operator.objects.metadata import REFETCH_ANNOTATION
@@ -154,6 +154,21 @@ def test_a_fetch_that_is_done_is_not_repeated_when_the_installation_gets_a_proxy
     in_world(body)
 
 
+def test_json_logs_of_the_installation_repeat_no_fetch_and_restart_nothing() -> None:
+    async def body(world: World) -> None:
+        world.user_applies(**HUB)
+        await until(lambda: status(world).get("summary") == "Serving", 120.0)
+        [done], before = jobs(world), {pod["metadata"]["uid"] for pod in world.store.all(PODS, SPACE)}
+        world.platform = replace(world.platform, json_logs=True)
+        await world.restart()
+        await asyncio.sleep(60.0)
+        assert [job["metadata"]["uid"] for job in jobs(world)] == [done["metadata"]["uid"]]
+        assert {pod["metadata"]["uid"] for pod in world.store.all(PODS, SPACE)} == before
+        assert status(world)["summary"] == "Serving"
+
+    in_world(body)
+
+
 def test_a_fetch_that_fails_begins_anew_when_the_installation_gets_a_proxy() -> None:
     async def body(world: World) -> None:
         await refused("the proxy answers HTTP 407")(world)
@@ -272,6 +287,9 @@ def test_texts_of_pods_are_short_printable_lines() -> None:
     assert shorten(EVIL).startswith("gnp.exe ok")
 
 
+JSON_LINE = '{"time": "2026-11-28T10:00:00.000Z", "level": "ERROR", "logger": "baton.fetch", "message": "%s"}\n'
+
+
 @pytest.mark.parametrize(
     ("message", "text"),
     [
@@ -280,6 +298,8 @@ def test_texts_of_pods_are_short_printable_lines() -> None:
         (f"{LOG}baton.fetch failed: a\nTraceback (most recent call last):\n  KeyError: 1\n", "a"),
         ("Traceback (most recent call last):\n  File x\nKeyError: 'x'\n", "KeyError: 'x'"),
         ("baton_model_fetch: error: unrecognized arguments: --progress=x", None),
+        (JSON_LINE % "refused: a: b", "a: b"),
+        ((JSON_LINE % "failed: the source is busy")[40:], "the source is busy"),
         ("", "Error, exit code 1, without a word"),
         (None, "Error, exit code 1, without a word"),
         (7, "7"),

@@ -1,6 +1,6 @@
 """Another spelling of an equal spec, and records that older operators wrote: neither moves a Pod.
 
-`old_records` has objects with the defaults of their day and the records that the operators of three commits made of
+`old_records` has objects with the defaults of their day and the records that the operators of four commits made of
 them. Their quantities are written as no normal form is.
 """
 
@@ -18,7 +18,7 @@ import pytest
 from baton_control.spec.manifest import parse_live
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.passes.template_records import Record, Stored, current_record, read_record, record_manifest
-from baton_testing.kube.manifests import manifest
+from baton_testing.kube.manifests import manifest, set_at
 
 Json = dict[str, Any]
 DIGEST = "registry.example.com/baton@sha256:"
@@ -40,6 +40,12 @@ def stored_record(raw: Json) -> Stored:
     stored = read_record({**body, "metadata": {**body["metadata"], "uid": "uid-1"}})
     assert stored is not None
     return stored
+
+
+def pods_of(record: Record) -> list[object]:
+    """Everything that Pods are made from; the inputs are not, which a newer operator completes."""
+    made = [record.version, record.worker_image, record.gateway_image]
+    return made + [(role, template.revision, template.pod) for role, template in sorted(record.rendered.items())]
 
 
 def old_deployments() -> list[Any]:
@@ -98,7 +104,7 @@ RESPELLED: tuple[Callable[[Json], None], ...] = (
 def test_an_upgrade_from_an_older_operator_moves_nothing(raw: Json, record: Json) -> None:
     stored = read_record(record)
     assert stored is not None
-    assert record_of(raw, (stored,)) == stored.record
+    assert pods_of(record_of(raw, (stored,))) == pods_of(stored.record)
 
 
 @pytest.mark.parametrize("respell", RESPELLED, ids=lambda respell: str(respell.__name__))
@@ -107,7 +113,29 @@ def test_a_respelling_after_an_upgrade_moves_nothing(raw: Json, record: Json, re
     stored, other = read_record(record), copy.deepcopy(raw)
     assert stored is not None
     respell(other["spec"])
-    assert record_of(other, (stored,)) == stored.record
+    assert pods_of(record_of(other, (stored,))) == pods_of(stored.record)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("targets", "slo.tpot.target", "30ms"),
+        ("bandwidth", "kvTransfer.minBandwidth", "2GB/s"),
+        ("bandwidth", "slo.ttft.target", "1s"),
+        ("never", "routing.disaggregation", "Auto"),
+    ],
+)
+def test_an_edit_after_an_upgrade_of_a_field_that_was_not_recorded_moves_its_pods(
+    name: str, path: str, value: str
+) -> None:
+    """The first pass of the new operator records the field as it is, so that an edit is seen."""
+    (raw, record) = next(given.values for given in old_deployments() if given.values[0]["metadata"]["name"] == name)
+    stored, other = read_record(record), copy.deepcopy(raw)
+    assert stored is not None
+    upgraded = record_of(raw, (stored,))
+    set_at(other, ("spec", *path.split(".")), value)
+    recorded = replace(stored, number=2, record=upgraded)
+    assert pods_of(record_of(other, (recorded, stored))) != pods_of(stored.record)
 
 
 def test_an_edit_after_an_upgrade_still_moves_its_pool() -> None:

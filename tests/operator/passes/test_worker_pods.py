@@ -61,6 +61,9 @@ def test_a_crash_keeps_its_words_while_the_container_waits_and_tries() -> None:
     tries = {"restartCount": 2, "state": {"running": {}}, **ended}
     texts = {only(pod(ready=False, containerStatuses=[state])).failure for state in (waits, tries)}
     assert texts == {"Error, exit code 3: no such model"}
+    line = '{"time": "t", "level": "ERROR", "logger": "baton", "message": "no such model"}'
+    ended["lastState"]["terminated"]["message"] = f"{line}\n"
+    assert only(pod(ready=False, containerStatuses=[waits])).failure.endswith("3: t ERROR baton no such model")
     assert only(pod(ready=True, containerStatuses=[tries])).failure == "", "it has come up"
 
 

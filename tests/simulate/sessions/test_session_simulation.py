@@ -102,7 +102,7 @@ def test_kv_that_a_decode_worker_holds_is_not_sent_again() -> None:
 
 
 def worker(number: int, cached: int, queued_s: float) -> SimulatedWorker:
-    return SimulatedWorker(number, cached, queued_s, int(queued_s * 1e4), int(queued_s * 1e4), 0, 0, 1e-4)
+    return SimulatedWorker(number, cached, queued_s, int(queued_s * 1e4), int(queued_s * 1e4), 0, 0, 1e-4, 0)
 
 
 TURN = RoutedTurn(0, 7, ((1, 100),), 100, 5)

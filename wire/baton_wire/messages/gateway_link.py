@@ -1,7 +1,7 @@
 """Messages between a gateway and a worker: one WebSocket per pair, one message a frame.
 
-Down (gateway → worker): Prefill, Reserve, Retarget, Cancel, Flip, Holding, AskCachedPlaces, Heartbeat. Up: Hello
-(first), BundleChunk, Tokens, PromptLogprobs, LegFailed, WorkerState, CachedPlaces, Heartbeat.
+Down (gateway → worker): Prefill, Reserve, Encode, Retarget, Cancel, Flip, Holding, AskCachedPlaces, Heartbeat. Up:
+Hello (first), BundleChunk, Tokens, PromptLogprobs, EncodedPrompt, LegFailed, WorkerState, CachedPlaces, Heartbeat.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from baton_wire.messages.encoding import Encode, EncodedPrompt, EncodingLimits
 from baton_wire.messages.measures import Lanes, StepTiming
 from baton_wire.messages.values import (
     MAX_CHOICES,
@@ -88,6 +89,8 @@ class Hello(Message, frozen=True, tag=1):
     """A prefill worker that also takes Reserve without `prefill_epoch`: it decodes what it computed itself."""
     flips: bool = False
     """The worker takes the work of both roles at any time, and a Flip says which new work it will get."""
+    encoding: EncodingLimits | None = None
+    """The results that an Encode may ask for; None: the worker takes no Encode."""
 
     def __post_init__(self) -> None:
         check_worker(self.role)
@@ -286,5 +289,7 @@ class AskCachedPlaces(Message, frozen=True, tag=22):
     """Asks for a whole announcement of the worker's cached places. The worker answers one a second at most."""
 
 
-ToGateway = Hello | BundleChunk | Tokens | PromptLogprobs | LegFailed | WorkerState | CachedPlaces | Heartbeat
-ToWorker = Prefill | Reserve | Retarget | Cancel | Flip | Holding | AskCachedPlaces | Heartbeat
+ToGateway = (
+    Hello | BundleChunk | Tokens | PromptLogprobs | EncodedPrompt | LegFailed | WorkerState | CachedPlaces | Heartbeat
+)
+ToWorker = Prefill | Reserve | Encode | Retarget | Cancel | Flip | Holding | AskCachedPlaces | Heartbeat

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from baton_wire.messages.values import MAX_CONTEXT_TOKENS
 from baton_wire.models.errors import ModelConfigError
 from baton_wire.models.formats.layer_formats import WeightFormats
+from baton_wire.models.pooling import PLAIN_POOLING, PoolingSpec
 from baton_wire.models.rope_config import RopeConfig
 
 
@@ -164,6 +165,13 @@ class DecoderSpec:
     """How the weights of linear layers are stored."""
     wrapper: str | None = None
     """`model_type` of the model for images and text that it was taken out of."""
+    generates: bool = True
+    """False for a model without a head for tokens, as embedding models and classifiers are published."""
+    labels: int = 0
+    """Rows of a classification head; 0: there is none."""
+    label_activation: bool = True
+    """True if scores are probabilities: a sigmoid of one label, a softmax of several. False: they are logits."""
+    pooling: PoolingSpec = PLAIN_POOLING
 
     @property
     def num_layers(self) -> int:

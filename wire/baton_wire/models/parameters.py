@@ -21,6 +21,8 @@ EMBEDDING: Final = "model.embed_tokens.weight"
 FINAL_NORM: Final = "model.norm.weight"
 HEAD_LAYER: Final = "lm_head"
 HEAD: Final = f"{HEAD_LAYER}.weight"
+LABELS: Final = "score.weight"
+"""The head of a classifier, [labels, hidden_size]."""
 SINKS: Final = "self_attn.sinks"
 
 KV_SCALES: Final = ("k_scale", "v_scale", "q_scale", "kv_scale", "_proj.output_scale", ".prob_output_scale")
@@ -79,6 +81,8 @@ def expected_tensors(config: DecoderSpec) -> dict[str, TensorForm]:
     forms[FINAL_NORM] = _plain(config.hidden_size)
     if not config.tied_head:
         forms |= _linear(config, "", LinearShape(HEAD_LAYER, config.vocab_size, config.hidden_size, False))
+    if config.labels:
+        forms[LABELS] = _plain(config.labels, config.hidden_size)
     return forms
 
 

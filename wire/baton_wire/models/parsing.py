@@ -14,6 +14,7 @@ from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.families.family import Family
 from baton_wire.models.families.model_types import FAMILIES
 from baton_wire.models.formats.quantization import read_weight_formats
+from baton_wire.models.heads import read_head
 from baton_wire.models.kv_groups import kv_groups
 from baton_wire.models.wrappers import WRAPPERS, language_model
 
@@ -30,6 +31,7 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Deco
     whole = ConfigFields(config)
     fields = language_model(whole)
     family = _read_family(whole, fields)
+    head = read_head(fields, family.architecture)
     hidden_size = fields.integer("hidden_size")
     positions = _read_positions(fields, family)
     cap = family.caps_logits and fields.has("final_logit_softcapping")
@@ -43,7 +45,9 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Deco
         norm_eps=fields.number("rms_norm_eps", family.default_eps, LEAST_EPS, maximum=1.0),
         norms_from_one=family.norms_from_one,
         max_position_embeddings=positions,
-        tied_head=fields.flag("tie_word_embeddings", whole.flag("tie_word_embeddings", family.default_tied)),
+        # Without a head for tokens nothing is drawn; its place is taken by the embedding, which costs no memory.
+        tied_head=fields.flag("tie_word_embeddings", whole.flag("tie_word_embeddings", family.default_tied))
+        or not head.generates,
         eos_token_ids=_read_eos(vocab_size, ConfigFields(generation or {}, "generation_config."), whole, fields)
         or default_eos,
         dtype=_read_dtype(whole) or _read_dtype(fields),
@@ -51,6 +55,9 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Deco
         logit_cap=fields.number("final_logit_softcapping") if cap else None,
         formats=read_weight_formats(whole if whole.has("quantization_config") else fields),
         wrapper=None if fields is whole else whole.text("model_type"),
+        generates=head.generates,
+        labels=head.labels,
+        label_activation=head.label_activation,
     )
     if (groups := len(kv_groups(spec))) > MAX_KV_GROUPS:
         raise fields.error("layer_types", f"windows that make at most {MAX_KV_GROUPS} KV groups, not {groups}")
@@ -63,7 +70,6 @@ def _read_family(whole: ConfigFields, fields: ConfigFields) -> Family:
         raise whole.error("auto_map", "absent (code from a model's directory is never run)")
     if family is None:
         raise fields.error("model_type", ", ".join((*FAMILIES, *WRAPPERS)))
-    fields.only("architectures", [family.architecture], f'["{family.architecture}"] for this model_type')
     activation, value = family.activation
     fields.only(activation, value, value)
     return family

@@ -3,7 +3,8 @@
 A session goes home: the worker that holds its context has few tokens of it missing. It goes elsewhere only when the
 wait at home costs more than computing its missing tokens there. A token that is computed again counts three times,
 because it also delays what comes after it, and displaces what is cached. New contexts spread, because prompts that were
-just sent count as queued. Among equal workers a draw decides that every gateway process makes alike.
+just sent count as queued, and they prefer workers whose cache has room: elsewhere they displace other contexts, however
+much of their beginning is cached. Among equal workers a draw decides that every gateway process makes alike.
 
 Pure; gateways and the simulator call it.
 """
@@ -15,6 +16,9 @@ from typing import Final, NamedTuple
 
 MISSING_WEIGHT: Final = 3
 """A missing token counts as much as this many queued ones."""
+DISPLACED_WEIGHT: Final = 6
+"""A new token of the prompt for which cached ones must go counts as much as this many queued ones: they, too, will be
+computed again."""
 SEQUENCE_TOKENS: Final = 64
 """One more sequence at a worker that decodes weighs as much as this many tokens that it would have to receive."""
 LATELY_S: Final = 1.0
@@ -38,6 +42,8 @@ class WorkerOption(NamedTuple):
     """Tokens a second that it computed in the last minute."""
     seed: int = 0
     """A number of the worker's own, for draws."""
+    displaced_tokens: int = 0
+    """Cached tokens that must go for tokens of the prompt that no worker has yet."""
     is_last_resort: bool = False
     """True when the worker failed this request, or its steps do not end."""
     is_full: bool = False
@@ -47,6 +53,7 @@ class WorkerOption(NamedTuple):
     def cost_tokens(self) -> int:
         """Tokens before the prompt's end there, the missing ones weighted."""
         own = MISSING_WEIGHT * self.missing_tokens + SEQUENCE_TOKENS * self.sequences
+        own += DISPLACED_WEIGHT * self.displaced_tokens
         return self.queued_tokens + own + int(LATELY_S * self.lately_tokens_s)
 
 

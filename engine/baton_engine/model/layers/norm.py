@@ -123,6 +123,14 @@ class PackedNorm:
     deferred_eps: float | None = None
     """Eps of the norm that the reading linear layer computes itself; None: it computes none."""
 
+    def rest(self) -> Callable[[Tensor], Tensor] | None:
+        """The part of the norm that the reading linear layer computes; None: it computes none of it."""
+        if self.scale is None:
+            return None
+        if self.deferred_eps is not None:
+            return WeightedRmsNorm(self.scale, self.deferred_eps)
+        return self.scale.mul
+
 
 def pack_norm(weight: Tensor, eps: float, dtype: torch.dtype, deferred: bool = False) -> PackedNorm:
     """The form for the weight's device and rows of the dtype; `deferred` when the linear layers read norms."""

@@ -18,6 +18,8 @@ from baton_kernels.dense.rounded_rows import ScaledProduct, scales_apart
 from baton_kernels.launching.dependent_launch import after_previous, chain
 
 HEADS_A_PROGRAM = 8
+MANY_TOKENS, HEADS_OF_MANY = 1_024, 32
+"""From MANY_TOKENS on larger programs read and write at the memory's rate, as the GPU is full of them anyway."""
 
 
 @triton.jit
@@ -107,7 +109,8 @@ def rope_kv_write_triton(
         return q
     launch = chain(values)
     heads = num_q_heads + 2 * kv_heads
-    block_heads = min(HEADS_A_PROGRAM, triton.next_power_of_2(heads))
+    most_heads = HEADS_OF_MANY if values.shape[0] >= MANY_TOKENS else HEADS_A_PROGRAM
+    block_heads = min(most_heads, triton.next_power_of_2(heads))
     _rope_kv_write_kernel[(values.shape[0], triton.cdiv(heads, block_heads))](
         values, row_scales, scales, rows.positions, cos, rows.sin, rows.slot_mapping,
         cos if norms is None else norms.q, cos if norms is None else norms.k,

@@ -1,8 +1,8 @@
 """Pairs of a token and an expert sorted by expert, rows of x with them, and the table of row blocks, on the device.
 
-A program for each pair counts the pairs that come before its own. Up to some thousand pairs, it scans all of them.
-For more, a first kernel counts the pairs of each expert in each chunk; then a program adds counts and scans only its
-own chunk.
+Up to some thousand pairs, a program for each counts the pairs that come before its own, and copies its row. For more,
+the pairs of each expert are counted in each chunk; sums of these counts say where a chunk's pairs of an expert begin;
+each pair counts those before it in its own chunk; and rows are copied by a kernel of their own.
 
 Rows are copied as they are, or rounded to 8 bits on the way, as `rounded_activations` does.
 """
@@ -25,9 +25,11 @@ from baton_kernels.launching.dependent_launch import after_previous, chain
 FEW_PAIRS = 4096
 """Most pairs for which scanning all of them costs less than another kernel."""
 MAX_PAIRS = 65_536
-"""Beyond, adding the counts of all chunks for each pair takes long."""
+"""Most pairs that are sorted at once. More are split by the caller: their rows would take gigabytes."""
 CHUNK = 1024
-"""Pairs that a program of the first kernel counts."""
+"""Pairs that are counted together."""
+PLACED = 64
+"""Pairs of a chunk that a program places."""
 BLOCK = 1024
 """Columns of x that a program copies at a time."""
 COPIED, OF_ROWS, OF_GROUPS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -47,10 +49,9 @@ class Sorted:
 
 @triton.jit
 def _copy_row(
-    x_ptr, rows_ptr, scale_ptr, place_ptr, pair, place, PAIRS, K, H, BLOCK: tl.constexpr, ROUNDING: tl.constexpr,
+    x_ptr, rows_ptr, scale_ptr, pair, place, PAIRS, K, H, BLOCK: tl.constexpr, ROUNDING: tl.constexpr,
     TOP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    tl.store(place_ptr + pair, place)
     source = x_ptr + (pair // K).to(tl.int64) * H
     target = rows_ptr + place.to(tl.int64) * H
     if ROUNDING == COPIED:
@@ -99,7 +100,8 @@ def _sort_kernel(
         own = tl.load(experts_ptr + pair).to(tl.int32)
         before = (taken < own) | ((taken == own) & (number < pair))
         place = tl.sum(before.to(tl.int32), 0)
-        _copy_row(x_ptr, rows_ptr, scale_ptr, place_ptr, pair, place, PAIRS, K, H, BLOCK, ROUNDING, TOP, WIDTH)
+        tl.store(place_ptr + pair, place)
+        _copy_row(x_ptr, rows_ptr, scale_ptr, pair, place, PAIRS, K, H, BLOCK, ROUNDING, TOP, WIDTH)
     else:
         _write_table(table_ptr, tl.histogram(taken, BINS, mask=number < PAIRS), BLOCKS, X_ROWS, BINS)
 
@@ -115,25 +117,46 @@ def _count_kernel(
     tl.store(counts_ptr + tl.program_id(0) * BINS + tl.arange(0, BINS), counts)
 
 
-@triton.jit(do_not_specialize=["PAIRS", "BLOCKS", "CHUNKS"])
+@triton.jit(do_not_specialize=["BLOCKS", "CHUNKS"])
+def _starts_kernel(
+    counts_ptr, starts_ptr, table_ptr, BLOCKS, CHUNKS, X_ROWS: tl.constexpr, ALL: tl.constexpr, BINS: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Find where the pairs of each expert in each chunk begin, and write the table. One program."""
+    after_previous(CHAINED)
+    chunk, expert = tl.arange(0, ALL)[:, None], tl.arange(0, BINS)[None, :]
+    is_there = chunk < CHUNKS
+    counts = tl.load(counts_ptr + chunk * BINS + expert, mask=is_there, other=0)  # [ALL, BINS] of [CHUNKS, BINS]
+    totals = tl.sum(counts, 0)
+    starts = (tl.cumsum(totals, 0) - totals)[None, :] + tl.cumsum(counts, 0) - counts
+    tl.store(starts_ptr + chunk * BINS + expert, starts, mask=is_there)
+    _write_table(table_ptr, totals, BLOCKS, X_ROWS, BINS)
+
+
+@triton.jit(do_not_specialize=["PAIRS"])
 def _place_kernel(
-    x_ptr, experts_ptr, counts_ptr, rows_ptr, scale_ptr, place_ptr, table_ptr, PAIRS, K, H, BLOCKS, CHUNKS,
-    X_ROWS: tl.constexpr, ALL: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-    ROUNDING: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, CHAINED: tl.constexpr,
+    experts_ptr, starts_ptr, place_ptr, PAIRS, BINS: tl.constexpr, CHUNK: tl.constexpr, PLACED: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    after_previous(CHAINED)
+    chunk = tl.program_id(0)
+    number = chunk * CHUNK + tl.arange(0, CHUNK)
+    pair = chunk * CHUNK + tl.program_id(1) * PLACED + tl.arange(0, PLACED)
+    taken = tl.load(experts_ptr + number, mask=number < PAIRS, other=-1).to(tl.int32)  # [CHUNK]
+    own = tl.load(experts_ptr + pair, mask=pair < PAIRS, other=0).to(tl.int32)  # [PLACED]
+    before = (taken[None, :] == own[:, None]) & (number[None, :] < pair[:, None])
+    place = tl.load(starts_ptr + chunk * BINS + own) + tl.sum(before.to(tl.int32), 1)
+    tl.store(place_ptr + pair, place, mask=pair < PAIRS)
+
+
+@triton.jit(do_not_specialize=["PAIRS"])
+def _copy_kernel(
+    x_ptr, rows_ptr, scale_ptr, place_ptr, PAIRS, K, H, BLOCK: tl.constexpr, ROUNDING: tl.constexpr,
+    TOP: tl.constexpr, WIDTH: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     after_previous(CHAINED)
     pair = tl.program_id(0)
-    chunk, expert = tl.arange(0, ALL)[:, None], tl.arange(0, BINS)[None, :]
-    counts = tl.load(counts_ptr + chunk * BINS + expert, mask=chunk < CHUNKS, other=0)  # [ALL, BINS] of [CHUNKS, BINS]
-    if pair < PAIRS:
-        own, here = tl.load(experts_ptr + pair).to(tl.int32), pair // CHUNK
-        before = (expert < own) | ((expert == own) & (chunk < here))
-        number = here * CHUNK + tl.arange(0, CHUNK)
-        taken = tl.load(experts_ptr + number, mask=number < pair, other=-1).to(tl.int32)
-        place = tl.sum(tl.sum(tl.where(before, counts, 0), 1), 0) + tl.sum((taken == own).to(tl.int32), 0)
-        _copy_row(x_ptr, rows_ptr, scale_ptr, place_ptr, pair, place, PAIRS, K, H, BLOCK, ROUNDING, TOP, WIDTH)
-    else:
-        _write_table(table_ptr, tl.sum(counts, 0), BLOCKS, X_ROWS, BINS)
+    _copy_row(x_ptr, rows_ptr, scale_ptr, pair, tl.load(place_ptr + pair), PAIRS, K, H, BLOCK, ROUNDING, TOP, WIDTH)
 
 
 def bins_of_sort(pairs: int) -> tuple[bool, int]:
@@ -172,12 +195,15 @@ def sort_by_expert(
         )  # fmt: skip
         return Sorted(rows, place, table, x_rows, scales)
     chunks = triton.cdiv(pairs, CHUNK)
-    counts = torch.empty(chunks, bins, dtype=torch.int32, device=x.device)
-    _count_kernel[(chunks,)](experts, counts, pairs, bins, CHUNK, bool(launch), **launch)
-    _place_kernel[(pairs + 1,)](
-        x, experts, counts, rows, of_scales, place, table, pairs, per_token, hidden, blocks, chunks, x_rows,
-        bins_of_sort(pairs)[1], bins, CHUNK, *of_rows, bool(launch), **launch
-    )  # fmt: skip
+    counts, starts = (torch.empty(chunks, bins, dtype=torch.int32, device=x.device) for _ in range(2))
+    chained = bool(launch)
+    _count_kernel[(chunks,)](experts, counts, pairs, bins, CHUNK, chained, **launch)
+    _starts_kernel[(1,)](
+        counts, starts, table, blocks, chunks, x_rows, bins_of_sort(pairs)[1], bins, chained, num_warps=8, **launch
+    )
+    placed = min(CHUNK, PLACED)
+    _place_kernel[(chunks, CHUNK // placed)](experts, starts, place, pairs, bins, CHUNK, placed, chained, **launch)
+    _copy_kernel[(pairs,)](x, rows, of_scales, place, pairs, per_token, hidden, *of_rows, chained, **launch)
     return Sorted(rows, place, table, x_rows, scales)
 
 

@@ -232,11 +232,12 @@ def expert_products(
     return out
 
 
-def sum_of_experts(rows: Tensor, place: Tensor, shares: Tensor) -> Tensor:
-    """rows [P, H], each pair's at its place, shares [T, k] → [T, H]."""
+def sum_of_experts(rows: Tensor, place: Tensor, shares: Tensor, out: Tensor | None = None) -> Tensor:
+    """rows [P, H], each pair's at its place, shares [T, k] → [T, H], into `out` if given."""
     tokens, per_token = shares.shape
     hidden = rows.shape[1]
-    out = torch.empty(tokens, hidden, dtype=rows.dtype, device=rows.device)
+    if out is None:
+        out = torch.empty(tokens, hidden, dtype=rows.dtype, device=rows.device)
     launch = chain(rows)
     _sum_kernel[(tokens, triton.cdiv(hidden, BLOCK))](
         rows, place, shares, out, hidden, per_token, BLOCK, bool(launch), **launch

@@ -196,28 +196,34 @@ class Mxfp4Config:
 
 
 LARGE_TILES = Mxfp4Config(128, 128, 1, 168)
-WIDE_TILES = {rows: Mxfp4Config(rows, 256, 1, 96) for rows in (16, 32)}
-"""Tiles by rows of a block: each tile reads x again, so fewer tiles cost less where x is large and W larger still."""
+SMALL_TILES = {
+    8: Mxfp4Config(8, 64, 3, 80),
+    **{rows: Mxfp4Config(rows, 256, 1, 96) for rows in (16, 32)},
+    64: Mxfp4Config(64, 64, 2, 128),
+}
+"""Tiles by rows of a block. With 8 rows sums take few registers, so that three programs hide more of the way to memory;
+of 16 and 32 rows each tile reads x again, so fewer, wider tiles cost less."""
 
 
 def mxfp4_config(pairs: int, count: int) -> Mxfp4Config:
     """Choose tiles for this many pairs of a token and one of `count` experts."""
     if pairs >= LARGE_TILES_FROM * count:
         return LARGE_TILES
-    rows = row_block(pairs, count)
-    return WIDE_TILES.get(rows, Mxfp4Config(rows, 64, 2, 128))
+    return SMALL_TILES[row_block(pairs, count)]
 
 
-def mxfp4_experts(x: Tensor, stacks: Mxfp4Stacks, routing: Routing, config: Mxfp4Config | None = None) -> Tensor:
-    """As `baton_kernels.experts.experts.experts`. All contiguous, H and F multiples of 16."""
+def mxfp4_experts(
+    x: Tensor, stacks: Mxfp4Stacks, routing: Routing, config: Mxfp4Config | None = None, out: Tensor | None = None
+) -> Tensor:
+    """As `baton_kernels.experts.experts.experts`, into `out` if given. All contiguous, H and F multiples of 16."""
     if not x.shape[0]:
         return torch.empty_like(x)
     config = config or mxfp4_config(routing.pairs, stacks.count)
     plan = sort_by_expert(x, routing.experts, stacks.count, config.rows)
     clamp = stacks.limit, stacks.alpha
     inner = _product(plan.x, plan, stacks.gate_up, stacks.gate_up_bias, clamp, config, is_table_older=False)
-    out = _product(inner, plan, stacks.down, stacks.down_bias, None, config, is_table_older=True)
-    return sum_of_experts(out, plan.place, routing.shares)
+    rows = _product(inner, plan, stacks.down, stacks.down_bias, None, config, is_table_older=True)
+    return sum_of_experts(rows, plan.place, routing.shares, out)
 
 
 def _product(

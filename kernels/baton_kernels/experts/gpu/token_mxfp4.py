@@ -36,8 +36,9 @@ FEATURES = gl.constexpr(16)
 """Features of gate, and as many of up, a program: the rows of a warp's product."""
 OUTPUTS = gl.constexpr(8)
 """A program: a warp's product has those of two experts."""
-EXPERTS_A_PAIR = 2
-"""From this many experts for each pair of a token and an expert on, this way costs less than sorting."""
+EXPERTS_A_PAIR, MOST_PAIRS = 2, 36
+"""From this many experts for each pair of a token and an expert on, and up to this many pairs, this way costs less than
+sorting: its time grows with the pairs, that of sorted ones with the experts that they meet."""
 
 
 @gluon.jit
@@ -164,7 +165,8 @@ SERVED = TokenConfig()
 def reads_alone(tokens: int, per_token: int, count: int) -> bool:
     """Decide if tokens that take `per_token` of `count` experts each are served this way: two seldom share an expert,
     and one token alone never does."""
-    return tokens <= 1 or tokens * per_token * EXPERTS_A_PAIR <= count
+    pairs = tokens * per_token
+    return tokens <= 1 or (pairs * EXPERTS_A_PAIR <= count and pairs <= MOST_PAIRS)
 
 
 def token_experts_mxfp4(x: Tensor, stacks: Mxfp4Stacks, routing: Routing, config: TokenConfig = SERVED) -> Tensor:

@@ -25,7 +25,7 @@ LLAMA3_ROPE = {
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
-_TINY: dict[str, Any] = {
+TINY: dict[str, Any] = {
     "vocab_size": 199,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -114,7 +114,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def write_random_model(directory: Path, family: str, seed: int = 0, **overrides: Any) -> Path:
     """Save a random model of a family in FAMILIES, config fields overridden, by transformers; returns its directory."""
-    fields = {**_TINY, **FAMILIES[family], **overrides}
+    fields = {**TINY, **FAMILIES[family], **overrides}
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields), attn_implementation="eager")
     write_random_weights(model, directory)

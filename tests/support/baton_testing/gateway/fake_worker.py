@@ -17,6 +17,7 @@ from baton_testing.gateway.made_tokenizers import MadeTokenizer, bundle_hash
 from baton_wire.handshake import LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.encoding import Encode
 from baton_wire.messages.gateway_link import (
     AskCachedPlaces,
     BundleChunk,
@@ -291,6 +292,8 @@ class FakeWorker:
             self.flip, self.role = message.number, message.role
             await self.report()
             return
+        if isinstance(message, Encode):
+            raise TypeError("a fake worker encodes no prompts")
         self.received.append(message)
         key = (message.request, message.attempt)
         if isinstance(message, Cancel):

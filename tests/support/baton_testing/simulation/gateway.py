@@ -161,7 +161,7 @@ class SimGateway(SimProcess):
 
     def start(self, client: SimClient) -> None:
         plan = client.plan
-        tenant = Tenant(plan.tenant, ("0" * 64,)) if plan.tenant else DEFAULT_TENANT
+        tenant = Tenant(plan.tenant, plan.tenant) if plan.tenant else DEFAULT_TENANT
         self.relay.reconfigure(replace(self.rules, max_duration_s=plan.limit_s))
         try:
             self.relay.start(client.request(), tenant, client)

@@ -156,10 +156,9 @@ def _chaos_shape(dice: random.Random, weather: Weather) -> Shape:
 
 
 def _tenants(dice: random.Random) -> tuple[tuple[Neighbour, Tenant], ...]:
-    keys = {neighbour: (f"{place}" * 64,) for place, neighbour in enumerate(Neighbour)}
-    quota = Tenant("quota", keys[Neighbour.QUOTA], max_running=1, max_queued=dice.choice((None, 24)))
-    innocent = Tenant("innocent", keys[Neighbour.INNOCENT], weight=dice.choice((1.0, 2.0, 8.0)))
-    hostile = Tenant("hostile", keys[Neighbour.HOSTILE], weight=dice.choice((0.5, 1.0)))
+    quota = Tenant("quota", "quota", max_running=1, max_queued=dice.choice((None, 24)))
+    innocent = Tenant("innocent", "innocent", weight=dice.choice((1.0, 2.0, 8.0)))
+    hostile = Tenant("hostile", "hostile", weight=dice.choice((0.5, 1.0)))
     if dice.random() < KEYLESS:
         if dice.random() < 0.5:
             hostile = DEFAULT_TENANT

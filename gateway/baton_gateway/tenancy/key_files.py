@@ -1,4 +1,4 @@
-"""Tenants by API key. Keys are kept as SHA-256 digests only. Without a key file all clients are the default tenant.
+"""Key files: tenants by the digests of their API keys, which are kept as SHA-256 only.
 
 A key file is text or JSON. Text has one key per line, `KEY` or `NAME: KEY`; lines that begin with # are comments.
 JSON is {"tenants": [{"name": "a", "key_sha256": ["…"], "weight": 2, "max_running": 64, "max_queued": 256}]}.
@@ -16,14 +16,13 @@ from typing import Annotated
 
 import msgspec
 
-from baton_gateway.errors import INVALID, Problem, RefusedError
-from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
+from baton_gateway.requests.tenant import DEFAULT_TENANT, FileTenant, Tenant
 
 
 class TenantFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A key file in JSON."""
 
-    tenants: Annotated[tuple[Tenant, ...], msgspec.Meta(min_length=1, max_length=10_000)]
+    tenants: Annotated[tuple[FileTenant, ...], msgspec.Meta(min_length=1, max_length=10_000)]
 
 
 MAX_FILE_BYTES = 4 << 20
@@ -31,38 +30,27 @@ KEY_WORDS = "8 to 512 visible ASCII characters"
 _KEY = re.compile(r"[!-~]{8,512}")
 _LINE = re.compile(r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63}):[ \t]+)?(?P<key>\S+)")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_UNAUTHORIZED = Problem(401, INVALID, "The API key is missing or unknown.", None, "invalid_api_key")
 
 
-class Tenants:
-    """The tenants by key, from the last valid content of the key file."""
+class KeyFiles:
+    """The tenants by key, from the last valid content of a key file, or of a folder of them."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises ValueError that names the file and field if the file is invalid."""
         self._path = path
-        self._version = () if path is None else _file_versions(path)
-        self._by_digest: dict[str, Tenant] | None = None if path is None else _read(path)
+        self._version = file_versions(path)
+        self.by_digest = _read(path)
 
-    def refresh(self) -> None:
-        """Read the file again if it changed.
+    def refresh(self) -> bool:
+        """Read the files again if they changed; returns whether they did.
 
         Raises ValueError as above, once for each content; the former keys stay valid.
         """
-        if self._path is None or (version := _file_versions(self._path)) == self._version:
-            return
+        if (version := file_versions(self._path)) == self._version:
+            return False
         self._version = version
-        self._by_digest = _read(self._path)
-
-    def authenticate(self, authorization: str | None) -> Tenant:
-        """Return the tenant of an `Authorization` header. Raises RefusedError (401)."""
-        if self._by_digest is None:
-            return DEFAULT_TENANT
-        scheme, _, key = (authorization or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode(errors="surrogateescape")).hexdigest()
-        tenant = self._by_digest.get(digest) if scheme.lower() == "bearer" else None
-        if tenant is None:
-            raise RefusedError(_UNAUTHORIZED)
-        return tenant
+        self.by_digest = _read(self._path)
+        return True
 
 
 def first_key(path: Path) -> str | None:
@@ -74,7 +62,7 @@ def first_key(path: Path) -> str | None:
     return None
 
 
-def _file_versions(path: Path) -> tuple[tuple[str, int, int, int], ...]:
+def file_versions(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     """Return values that change with the file, or any file of the folder; empty if they cannot be read."""
     try:
         files = [(file.name, file.stat()) for file in _files(path)]
@@ -105,10 +93,11 @@ def _read(path: Path) -> dict[str, Tenant]:
                 _parse_json(file, text) if text.startswith("{") else _parse_lines(file, text, _default_name(path, file))
             )
             for place, tenant in enumerate(tenants):
+                owner = tenant.tenant()
                 for digest in tenant.key_sha256:
                     if digest in by_digest:
                         raise ValueError(f"{file}: tenants[{place}] {tenant.name}: its key is given already")
-                    by_digest[digest] = tenant
+                    by_digest[digest] = owner
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     return by_digest
@@ -125,18 +114,18 @@ def _text(file: Path) -> str:
         raise ValueError(f"{file}: is not text") from None
 
 
-def _parse_json(file: Path, text: str) -> tuple[Tenant, ...]:
+def _parse_json(file: Path, text: str) -> tuple[FileTenant, ...]:
     try:
         return msgspec.json.decode(text, type=TenantFile).tenants
     except msgspec.DecodeError as error:
         raise ValueError(f"{file}: {error}") from error
 
 
-def _parse_lines(file: Path, text: str, default_name: str) -> tuple[Tenant, ...]:
+def _parse_lines(file: Path, text: str, default_name: str) -> tuple[FileTenant, ...]:
     keys: dict[str, list[str]] = {}
     for name, key in _lines(file, text, default_name):
         keys.setdefault(name, []).append(hashlib.sha256(key.encode()).hexdigest())
-    return tuple(Tenant(name, tuple(digests)) for name, digests in keys.items())
+    return tuple(FileTenant(name, tuple(digests)) for name, digests in keys.items())
 
 
 def _lines(file: Path, text: str, default_name: str) -> Iterator[tuple[str, str]]:

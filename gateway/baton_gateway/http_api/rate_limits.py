@@ -1,0 +1,104 @@
+"""The limits of a tenant as its client meets them: refusals with `Retry-After`, and `x-ratelimit-…` headers of answers.
+
+The headers have OpenAI's names and forms, so that clients' libraries understand them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from baton_gateway import errors
+from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
+from baton_gateway.requests.live_request import LiveRequest
+from baton_gateway.requests.tenant import Tenant
+from baton_gateway.requests.wait_prediction import Work
+from baton_gateway.tenancy.tenant_meters import NOTHING, Charge, Cost, Measure, OverLimit, Remaining, TenantMeters
+
+MOST_RETRY_S = 60
+
+
+@dataclass(slots=True)
+class ChargedRequest:
+    """A request that its tenant's limits let through. `live` is set once it is admitted."""
+
+    charge: Charge
+    live: LiveRequest | None = None
+
+    def cost(self) -> Cost:
+        """What the request took in the end. Nothing, if it was refused on arrival: that may be for other tenants."""
+        if self.live is None:
+            return NOTHING
+        life = self.live.life
+        return Cost(1, life.prompt_tokens(), life.completion_tokens())
+
+
+class RateLimits:
+    """The limits by the minute, and which models a tenant may ask."""
+
+    def __init__(self, meters: TenantMeters) -> None:
+        self.meters = meters
+
+    def charge(
+        self, tenant: Tenant, request: ChatRequest | CompletionRequest, work: Work, headers: dict[str, str], now: float
+    ) -> ChargedRequest:
+        """Charge a request; `settle` follows at its end. `work`: of its first prompt. `headers` of the answer get what
+        is left. Raises RefusedError with 403 or 429.
+        """
+        check_model(tenant, request.options.model)
+        outcome = self.meters.charge(tenant, expected_cost(request, work), now)
+        headers |= limit_headers(self.meters.remaining(tenant, now))
+        if isinstance(outcome, OverLimit):
+            raise RefusedError(over_limit(outcome))
+        return ChargedRequest(outcome)
+
+    def settle(self, charged: ChargedRequest, now: float) -> None:
+        """The request ended."""
+        self.meters.settle(charged.charge, charged.cost(), now)
+
+
+def check_model(tenant: Tenant, model: str) -> None:
+    """Raises RefusedError (403) if the tenant may not ask for the model, which may not even exist."""
+    if not tenant.may_ask(model):
+        raise RefusedError(errors.model_not_allowed(model, tenant.models))
+
+
+def expected_cost(request: ChatRequest | CompletionRequest, work: Work) -> Cost:
+    """What a request probably takes: prompts that differ count each, and every choice has an answer."""
+    prompts = 1 if isinstance(request, ChatRequest) else len(request.prompts)
+    return Cost(1, work.prompt_tokens * prompts, work.output_tokens * prompts)
+
+
+def over_limit(refusal: OverLimit) -> Problem:
+    """The problem of a request above a limit."""
+    retry_after_s = min(MOST_RETRY_S, max(1, math.ceil(refusal.retry_after_s)))
+    return replace(errors.rate_limited(refusal.measure, refusal.limit), retry_after_s=retry_after_s)
+
+
+def limit_headers(remaining: Mapping[Measure, Remaining]) -> dict[str, str]:
+    """The headers of every answer. Where input and output have limits, `tokens` is the one of which less is left."""
+    headers: dict[str, str] = {}
+    tokens = [remaining[measure] for measure in (Measure.INPUT, Measure.OUTPUT) if measure in remaining]
+    scarcest = min(tokens, key=lambda left: left.remaining / left.limit, default=None)
+    for name, left in (("requests", remaining.get(Measure.REQUESTS)), ("tokens", scarcest)):
+        if left is not None:
+            headers |= {
+                f"x-ratelimit-limit-{name}": str(left.limit),
+                f"x-ratelimit-remaining-{name}": str(left.remaining),
+                f"x-ratelimit-reset-{name}": duration_text(left.reset_s),
+            }
+    return headers
+
+
+def duration_text(seconds: float) -> str:
+    """A duration as in OpenAI's headers.
+
+    >>> duration_text(0.02), duration_text(7.26), duration_text(360)
+    ('20ms', '7.26s', '6m0s')
+    """
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(round(seconds, 2), 60)
+    return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"

@@ -1,0 +1,267 @@
+"""The meters of the tenants' limits in this process: what a request may take, what is left, when to try again. Pure.
+
+A request is charged what it is expected to take when it arrives, and settled by what it took when it ends. A tenant
+without a request and with full buckets has no meter, so memory follows the tenants that are active.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from baton_gateway.requests.tenant import Tenant
+from baton_gateway.tenancy.token_bucket import TokenBucket
+from baton_wire.tenant_table import TenantLimits
+
+
+class Measure(enum.StrEnum):
+    """What is limited by the minute, named after the field of an LLMTenant."""
+
+    REQUESTS = "requestsPerMinute"
+    INPUT = "inputTokensPerMinute"
+    OUTPUT = "outputTokensPerMinute"
+
+    def limit(self, limits: TenantLimits) -> int | None:
+        """The tenant's limit; None: it has none."""
+        match self:
+            case Measure.REQUESTS:
+                return limits.requests_per_minute
+            case Measure.INPUT:
+                return limits.input_tokens_per_minute
+            case Measure.OUTPUT:
+                return limits.output_tokens_per_minute
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one request takes of its tenant's limits."""
+
+    requests: float
+    input_tokens: float
+    output_tokens: float
+
+    def of(self, measure: Measure) -> float:
+        match measure:
+            case Measure.REQUESTS:
+                return self.requests
+            case Measure.INPUT:
+                return self.input_tokens
+            case Measure.OUTPUT:
+                return self.output_tokens
+
+
+NOTHING = Cost(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """The limit that refuses a request."""
+
+    measure: Measure
+    limit: int
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """What is left of one limit."""
+
+    limit: int
+    remaining: int
+    """Over all processes, if they are as loaded as this one."""
+    reset_s: float
+    """Seconds until the whole limit is there again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeterUsage:
+    """What a tenant did with one limit since the last report."""
+
+    tenant: str
+    measure: Measure
+    per_minute: int
+    spent: float
+    wanted: float
+    """What was spent or refused."""
+    level: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShareChange:
+    """A new share of one limit of a tenant."""
+
+    tenant: str
+    measure: Measure
+    share: float
+    moved: float
+    """Tokens that come from other processes; negative: they go there."""
+
+
+@dataclass(slots=True)
+class _Gauge:
+    bucket: TokenBucket
+    spent: float = 0.0
+    wanted: float = 0.0
+
+
+@dataclass(slots=True)
+class _Meter:
+    gauges: dict[Measure, _Gauge] = field(default_factory=dict)
+    open_charges: int = 0
+
+
+@dataclass(slots=True)
+class Charge:
+    """What one request was charged, until `TenantMeters.settle`."""
+
+    tenant: Tenant
+    cost: Cost
+
+
+SWEPT_AT_ONCE = 4
+"""Meters that each arrival looks at, so that idle ones go without a pass over all of them."""
+
+
+class TenantMeters:
+    """The meters of this process. `share`: this process's part of every limit until the operator gives it another."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self._share = share
+        self._meters: dict[str, _Meter] = {}
+        self._shares: dict[tuple[str, Measure], float] = {}
+        """Shares that differ from `share`. They stay while a tenant is idle, until the operator forgets them."""
+        self._sweep: Iterator[str] = iter(())
+
+    def __len__(self) -> int:
+        return len(self._meters)
+
+    def charge(self, tenant: Tenant, cost: Cost, now: float) -> Charge | OverLimit:
+        """Charge a request, or say which limit refuses it. A refused request takes nothing."""
+        self._drop_idle(now)
+        meter = self._meter(tenant, now)
+        if meter is None:
+            return Charge(tenant, NOTHING)
+        refused: OverLimit | None = None
+        for measure, gauge in meter.gauges.items():
+            amount = cost.of(measure)
+            gauge.wanted += amount
+            if amount and not gauge.bucket.holds(amount):
+                wait_s = gauge.bucket.wait_s(amount)
+                if refused is None or wait_s > refused.retry_after_s:
+                    refused = OverLimit(measure, int(gauge.bucket.per_minute), wait_s)
+        if refused is not None:
+            return refused
+        for measure, gauge in meter.gauges.items():
+            gauge.bucket.take(cost.of(measure))
+            gauge.spent += cost.of(measure)
+        meter.open_charges += 1
+        return Charge(tenant, cost)
+
+    def settle(self, charge: Charge, cost: Cost, now: float) -> None:
+        """A request ended and took `cost`; nothing, if it was refused for what other tenants do. Once per charge."""
+        if charge.cost is NOTHING or (meter := self._meters.get(charge.tenant.name)) is None:
+            return
+        meter.open_charges -= 1
+        for measure, gauge in meter.gauges.items():
+            more = cost.of(measure) - charge.cost.of(measure)
+            gauge.bucket.refill(now)
+            gauge.bucket.take(more)
+            gauge.spent += more
+            gauge.wanted += more
+
+    def remaining(self, tenant: Tenant, now: float) -> Mapping[Measure, Remaining]:
+        """What is left of each limit that the tenant has."""
+        meter = self._meter(tenant, now)
+        if meter is None:
+            return {}
+        return {measure: _remaining(gauge.bucket) for measure, gauge in meter.gauges.items()}
+
+    # Shares of other processes ----------------------------------------------------------------------------------------
+
+    def usage(self, now: float, most: int) -> list[MeterUsage]:
+        """What was wanted since the last call, of at most `most` limits; those that are left out come next time."""
+        used: list[MeterUsage] = []
+        for name, meter in self._meters.items():
+            for measure, gauge in meter.gauges.items():
+                if not gauge.wanted and not gauge.spent:
+                    continue
+                if len(used) == most:
+                    return used
+                bucket = gauge.bucket
+                bucket.refill(now)
+                used.append(
+                    MeterUsage(name, measure, int(bucket.per_minute), gauge.spent, max(0.0, gauge.wanted), bucket.level)
+                )
+                gauge.spent = gauge.wanted = 0.0
+        return used
+
+    def apply(self, change: ShareChange, now: float) -> None:
+        """Apply a share that the operator gives."""
+        self._shares[change.tenant, change.measure] = change.share
+        meter = self._meters.get(change.tenant)
+        if meter is not None and (gauge := meter.gauges.get(change.measure)) is not None:
+            gauge.bucket.refill(now)
+            gauge.bucket.change_share(change.share, change.moved)
+
+    def set_default_share(self, share: float, now: float) -> None:
+        """Change the part of every limit that has no share of its own: other processes came or went."""
+        if share == self._share:
+            return
+        self._share = share
+        for name, meter in self._meters.items():
+            for measure, gauge in meter.gauges.items():
+                if (name, measure) not in self._shares:
+                    bucket = gauge.bucket
+                    bucket.refill(now)
+                    bucket.change_share(share, bucket.level * (share / bucket.share - 1) if bucket.share > 0 else 0.0)
+
+    def forget_tenant(self, name: str) -> None:
+        """A tenant is gone."""
+        self._meters.pop(name, None)
+        for measure in Measure:
+            self._shares.pop((name, measure), None)
+
+    def _meter(self, tenant: Tenant, now: float) -> _Meter | None:
+        """The tenant's meter, refilled and with its present limits; None: it has no limit by the minute."""
+        limits = {measure: limit for measure in Measure if (limit := measure.limit(tenant.limits)) is not None}
+        if not limits:
+            if tenant.name in self._meters:
+                self.forget_tenant(tenant.name)
+            return None
+        meter = self._meters.setdefault(tenant.name, _Meter())
+        for measure in meter.gauges.keys() - limits.keys():
+            del meter.gauges[measure]
+        for measure, limit in limits.items():
+            gauge = meter.gauges.get(measure)
+            if gauge is None:
+                share = self._shares.get((tenant.name, measure), self._share)
+                gauge = meter.gauges[measure] = _Gauge(TokenBucket.full(limit, share, now))
+            gauge.bucket.refill(now)
+            if gauge.bucket.per_minute != limit:
+                gauge.bucket.change_limit(limit)
+        return meter
+
+    def _drop_idle(self, now: float) -> None:
+        for _ in range(SWEPT_AT_ONCE):
+            name = next(self._sweep, None)
+            if name is None:
+                self._sweep = iter(tuple(self._meters))
+                return
+            meter = self._meters.get(name)
+            if meter is None or meter.open_charges:
+                continue
+            if all(_is_idle(gauge, now) for gauge in meter.gauges.values()):
+                del self._meters[name]
+
+
+def _is_idle(gauge: _Gauge, now: float) -> bool:
+    gauge.bucket.refill(now)
+    return gauge.bucket.level >= gauge.bucket.capacity
+
+
+def _remaining(bucket: TokenBucket) -> Remaining:
+    limit, share = int(bucket.per_minute), bucket.share
+    left = math.floor(bucket.level / share + 1e-6) if share > 0 else 0
+    return Remaining(limit, max(0, min(limit, left)), bucket.full_after_s())

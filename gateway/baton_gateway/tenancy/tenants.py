@@ -1,0 +1,211 @@
+"""The tenants of this process: those of key files, and those of the compiled table of LLMTenants.
+
+The table starts from mounted files; newer shards come from the operator's link, and the newer generation wins. A file
+that vanishes changes nothing: the last content stays valid. A name or a key that a key file has too is the key file's,
+and the LLMTenant is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton_gateway.errors import INVALID, Problem, RefusedError
+from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
+from baton_gateway.tenancy.key_files import KeyFiles
+from baton_wire.tenant_table import MAX_SHARD_BYTES, NUM_SHARDS, TenantRow, TenantShard, decode_shard
+
+_log = logging.getLogger("baton.gateway.tenants")
+SHARED_SALT = "*shared"
+"""The salt of all tenants that share prefixes. No tenant can have this name."""
+_UNAUTHORIZED = Problem(401, INVALID, "The API key is missing or unknown.", None, "invalid_api_key")
+_EXPIRED = Problem(401, INVALID, "The API key has expired.", None, "invalid_api_key")
+FileVersion = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantConflict:
+    """An LLMTenant that cannot be used here, because a key file has the same."""
+
+    tenant: str
+    field: str
+    """`metadata.name`, or the path of a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownKey:
+    tenant: Tenant
+    expires_s: float | None
+
+
+class Tenants:
+    """The tenants by key and by name."""
+
+    def __init__(self, key_files: Path | None = None, table: Path | None = None, share: float = 1.0) -> None:
+        """`table`: the folder of mounted shards; it may still be empty, and then no LLMTenant is known. `share`: the
+        part of a tenant's concurrent sequences that this process may have. Raises ValueError that names the file and
+        field if a key file is invalid.
+        """
+        self._files = None if key_files is None else KeyFiles(key_files)
+        self._folder = table
+        self._share = share
+        self._versions: dict[str, FileVersion] = {}
+        self._shards: list[TenantShard | None] = [None] * NUM_SHARDS
+        self._by_digest: dict[str, _KnownKey] = {}
+        self._by_name: dict[str, Tenant] = {}
+        self._rows: dict[str, TenantRow] = {}
+        self._slots: dict[str, int] = {}
+        """Concurrent sequences that this process may have of a tenant, where that is not its share of them."""
+        self._file_names = self._names_in_files()
+        for _ in self.read_table():
+            pass
+
+    @property
+    def is_open(self) -> bool:
+        """True if clients need no identity."""
+        return self._files is None and self._folder is None
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """The generation of each shard; 0: unknown."""
+        return tuple(0 if shard is None else shard.generation for shard in self._shards)
+
+    def __len__(self) -> int:
+        """Tenants of the table."""
+        return len(self._by_name)
+
+    def refresh(self) -> None:
+        """Read the key files again if they changed. Raises ValueError; the former keys stay valid then."""
+        if self._files is not None and self._files.refresh():
+            self._file_names = self._names_in_files()
+
+    def authenticate(self, authorization: str | None, now_s: float = 0.0) -> Tenant:
+        """Return the tenant of an `Authorization` header. `now_s`: the wall clock. Raises RefusedError (401)."""
+        if self.is_open:
+            return DEFAULT_TENANT
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise RefusedError(_UNAUTHORIZED)
+        digest = hashlib.sha256(key.strip().encode(errors="surrogateescape")).hexdigest()
+        tenant = None if self._files is None else self._files.by_digest.get(digest)
+        if tenant is not None:
+            return tenant
+        known = self._by_digest.get(digest)
+        if known is None or known.tenant.name in self._file_names:
+            raise RefusedError(_UNAUTHORIZED)
+        if known.expires_s is not None and now_s >= known.expires_s:
+            raise RefusedError(_EXPIRED)
+        return known.tenant
+
+    def named(self, name: str) -> Tenant | None:
+        """The LLMTenant of this name; None: there is none that may be used."""
+        return None if name in self._file_names else self._by_name.get(name)
+
+    def conflicts(self) -> tuple[TenantConflict, ...]:
+        """The LLMTenants that a key file keeps from being used."""
+        if self._files is None:
+            return ()
+        both = [TenantConflict(name, "metadata.name") for name in sorted(self._file_names & self._by_name.keys())]
+        taken = self._files.by_digest.keys() & self._by_digest.keys()
+        keys = {self._by_digest[digest].tenant.name for digest in taken}
+        return (*both, *(TenantConflict(name, "spec.apiKeys") for name in sorted(keys - self._file_names)))
+
+    # The table --------------------------------------------------------------------------------------------------------
+
+    def read_table(self) -> Iterator[str]:
+        """Read the mounted shards that changed, one with each step: yields the names of their files."""
+        if self._folder is None:
+            return
+        for path in _shard_files(self._folder):
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            version = status.st_mtime_ns, status.st_size, status.st_ino
+            if self._versions.get(path.name) == version:
+                continue
+            self._versions[path.name] = version
+            try:
+                self.apply(decode_shard(_content(path)))
+            except (OSError, ValueError) as error:
+                _log.error("tenants stay as they were: %s: %s", path, error)
+            yield path.name
+
+    def apply(self, shard: TenantShard) -> bool:
+        """Take a shard unless this process has it, or a newer one; returns whether it was taken."""
+        former = self._shards[shard.place]
+        if former is not None and former.generation >= shard.generation:
+            return False
+        self._shards[shard.place] = shard
+        if former is not None:
+            self._remove(former)
+        for row in shard.tenants:
+            tenant = self._tenant(row)
+            self._by_name[row.name], self._rows[row.name] = tenant, row
+            for key in row.keys:
+                self._by_digest.setdefault(key.sha256, _KnownKey(tenant, key.expires_s))
+        gone = set() if former is None else {row.name for row in former.tenants}.difference(self._by_name)
+        for name in gone:
+            self._slots.pop(name, None)
+        return True
+
+    def set_slots(self, slots: Mapping[str, int]) -> None:
+        """Set how many concurrent sequences this process may have of these tenants."""
+        self._slots |= {name: count for name, count in slots.items() if name in self._by_name}
+        for name in slots:
+            self._renew(name)
+
+    def set_share(self, share: float) -> None:
+        """Set the part of concurrent sequences that this process may have of tenants without `set_slots`."""
+        if share == self._share:
+            return
+        self._share = share
+        for name, tenant in list(self._by_name.items()):
+            if tenant.limits.max_concurrent is not None and name not in self._slots:
+                self._renew(name)
+
+    def _remove(self, shard: TenantShard) -> None:
+        for row in shard.tenants:
+            self._by_name.pop(row.name, None)
+            self._rows.pop(row.name, None)
+            for key in row.keys:
+                known = self._by_digest.get(key.sha256)
+                if known is not None and known.tenant.name == row.name:
+                    del self._by_digest[key.sha256]
+
+    def _renew(self, name: str) -> None:
+        """Apply another number of concurrent sequences to a tenant."""
+        tenant, row = self._by_name.get(name), self._rows.get(name)
+        if tenant is None or row is None:
+            return
+        renewed = self._by_name[name] = self._tenant(row)
+        for key in row.keys:
+            known = self._by_digest.get(key.sha256)
+            if known is not None and known.tenant is tenant:
+                self._by_digest[key.sha256] = _KnownKey(renewed, key.expires_s)
+
+    def _tenant(self, row: TenantRow) -> Tenant:
+        slots = row.limits.max_concurrent
+        if slots is not None:
+            slots = self._slots.get(row.name, max(1, int(slots * self._share)))
+        salt = SHARED_SALT if row.shares_prefixes else row.name
+        return Tenant(row.name, salt, float(row.weight), slots, None, row.limits, row.models, row.priorities)
+
+    def _names_in_files(self) -> frozenset[str]:
+        return frozenset() if self._files is None else frozenset(t.name for t in self._files.by_digest.values())
+
+
+def _shard_files(folder: Path) -> list[Path]:
+    """The files of a folder, without the kubelet's hidden ones; none while it cannot be read."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as opened:
+        return opened.read(MAX_SHARD_BYTES + 1)

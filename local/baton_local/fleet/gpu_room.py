@@ -1,0 +1,168 @@
+"""The memory of this machine's GPUs, shared out among the workers of a deployment before any starts. Pure, but for the
+reading of `nvidia-smi`.
+
+A worker alone on a GPU takes a share of what is free once its weights are loaded. Workers that share a GPU would each
+take that share of the same memory, so they get a fixed size for their KV.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.served_model import Dtype
+from baton_control.worker_specs import Device, pool_spec
+from baton_engine.model.servable import servable_weights
+from baton_engine.model.tensor_headers import weight_bytes
+from baton_local.errors import StartError
+from baton_local.text_table import gigabytes
+from baton_wire.messages.values import POOL_ROLES, Role
+from baton_worker.building.block_budget import CUDA_MEMORY_SHARE
+
+FIELDS = ("index", "uuid", "memory.free", "memory.total", "name", "driver_version")
+QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+QUERY_S = 10.0
+CONTEXT_BYTES = 600 << 20
+"""Memory that a process takes on a GPU before its first weight: the CUDA context and the libraries' workspaces."""
+LEAST_KV_BYTES = 64 << 20
+ELEMENT_BYTES: Mapping[str, int] = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of this machine."""
+
+    index: str
+    uuid: str
+    free_bytes: int | None
+    """None: the driver does not say, as of `total_bytes`."""
+    total_bytes: int | None
+    name: str
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNeed:
+    """The memory that one worker needs on its GPU at least, and the workers of each pool."""
+
+    weights: int
+    dtype: str
+    first: Mapping[Role, int]
+    """Workers that start at once, by pool; pools on CPUs are missing."""
+    most: Mapping[Role, int]
+    """Workers that may run at the same time."""
+    kv: Mapping[Role, int | None]
+    """Bytes of KV that each worker takes by its flags; None: it chooses."""
+
+
+def read_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that `nvidia-smi` lists; none where it is missing, fails or does not answer in time."""
+    try:
+        answer = subprocess.run(QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return parse_gpus(answer.stdout)
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """The GPUs in the answer of `nvidia-smi`; a line of another form is left out."""
+    gpus = []
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) == len(FIELDS):
+            index, uuid, free, total, name, driver = parts
+            free_bytes, total_bytes = (int(size) << 20 if size.isdecimal() else None for size in (free, total))
+            gpus.append(Gpu(index, uuid, free_bytes, total_bytes, name, driver))
+    return tuple(gpus)
+
+
+def free_by_id(ids: Sequence[str], gpus: Sequence[Gpu], has_pci_order: bool) -> dict[str, int | None]:
+    """The free memory of each GPU as CUDA_VISIBLE_DEVICES names it; None: not known, as for a part of a GPU.
+
+    CUDA counts the fastest GPU first unless `has_pci_order`, and `nvidia-smi` counts by the bus: where the GPUs differ,
+    an index may be any of them, and counts as the one with the most free memory.
+    """
+    known = [gpu.free_bytes for gpu in gpus if gpu.free_bytes is not None]
+    is_ordered = has_pci_order or len({gpu.name for gpu in gpus}) == 1
+    free: dict[str, int | None] = {}
+    for name in ids:
+        named = [gpu for gpu in gpus if gpu.index == name or (len(name) > len("GPU-") and gpu.uuid.startswith(name))]
+        if named and name == named[0].index and not is_ordered:
+            free[name] = max(known) if len(known) == len(gpus) else None
+        else:
+            free[name] = named[0].free_bytes if len(named) == 1 else None
+    return free
+
+
+def gpu_need(deployment: LLMDeployment, model: Path, devices: Mapping[Role, Device]) -> GpuNeed | None:
+    """The need of the workers on GPUs; None: not known, because layers are offloaded. Raises ModelError."""
+    config, headers = servable_weights(model)
+    dtype = deployment.spec.model.dtype
+    name = str(config.dtype or Dtype.BFLOAT16) if dtype is Dtype.AUTO else str(dtype)
+    pools = {role: pool_spec(deployment, role) for role in POOL_ROLES if devices[role] is Device.CUDA}
+    if any(pool.engine.offloaded_layers for pool in pools.values()):
+        return None
+    return GpuNeed(
+        weight_bytes(headers, config, ELEMENT_BYTES.get(name, 2)),
+        name,
+        {role: max(1, pool.replicas.min) for role, pool in pools.items()},
+        {role: max(1, pool.replicas.min, pool.replicas.max) for role, pool in pools.items()},
+        {role: pool.engine.kv_cache_memory for role, pool in pools.items()},
+    )
+
+
+def workers_by_gpu(workers: Mapping[Role, int], ids: Sequence[str]) -> dict[str, list[Role]]:
+    """The workers of each GPU: each goes to the one with the fewest, prefill workers first."""
+    placed: dict[str, list[Role]] = {name: [] for name in ids}
+    for role in POOL_ROLES:
+        for _ in range(workers.get(role, 0)):
+            placed[min(ids, key=lambda name: len(placed[name]))].append(role)
+    return placed
+
+
+def check_gpus(need: GpuNeed, free: Mapping[str, int | None]) -> None:
+    """Raises StartError when the workers that start at once do not fit on a GPU whose free memory is known."""
+    for name, roles in workers_by_gpu(need.first, list(free)).items():
+        room, kv = free[name], sum(need.kv[role] or 0 for role in roles)
+        if room is None or len(roles) * (need.weights + CONTEXT_BYTES) + kv <= room:
+            continue
+        count = f"{len(roles)} × " if len(roles) > 1 else ""
+        asked = f" and {gigabytes(kv)} for KV" if kv else ""
+        shared = "; each worker holds a copy" if len(roles) > 1 else ""
+        raise StartError(
+            f"GPU {name}: its workers need {count}{gigabytes(need.weights)} for weights in {need.dtype}, "
+            f"{gigabytes(CONTEXT_BYTES)} each for CUDA{asked}, and {gigabytes(room)} are free{shared}; "
+            "stop what else uses the GPU (`nvidia-smi` lists it), or serve a smaller model, "
+            "or one quantised by `baton quantise`"
+        )
+
+
+def shared_kv(need: GpuNeed, free: Mapping[str, int | None]) -> int | None:
+    """The bytes of KV for each worker where several share a GPU and choose themselves; None: no worker has to be told.
+
+    Counted for as many workers as may run at the same time, each with an equal part of its GPU.
+    """
+    sizes = []
+    for name, roles in workers_by_gpu(need.most, list(free)).items():
+        room, open_roles = free[name], [role for role in roles if need.kv[role] is None]
+        if room is None or len(roles) < 2 or not open_roles:
+            continue
+        asked = sum(need.kv[role] or 0 for role in roles)
+        left = room - asked - len(roles) * (need.weights + CONTEXT_BYTES)
+        sizes.append(max(LEAST_KV_BYTES, int(left * CUDA_MEMORY_SHARE) // len(open_roles)))
+    return min(sizes, default=None)
+
+
+def with_kv(deployment: LLMDeployment, need: GpuNeed, size: int) -> LLMDeployment:
+    """The deployment with this size of KV in each pool on GPUs that has none."""
+    pools = {}
+    for role, kv in need.kv.items():
+        if kv is None:
+            pool = pool_spec(deployment, role)
+            pools[role.value] = pool.model_copy(
+                update={"engine": pool.engine.model_copy(update={"kv_cache_memory": size})}
+            )
+    return deployment.model_copy(update={"spec": deployment.spec.model_copy(update=pools)})

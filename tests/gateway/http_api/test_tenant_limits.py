@@ -1,0 +1,101 @@
+"""Limits of an LLMTenant as its client meets them: status, code, `Retry-After`, and what is left in headers."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from baton_testing.gateway.fake_pool import FakePool
+from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
+from baton_wire.tenant_table import TenantKey, TenantLimits, TenantRow, TenantShard, encode_shard
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
+
+
+def table(folder: Path, *rows: TenantRow, generation: int = 1) -> str:
+    (folder / "tenants-0.json").write_bytes(encode_shard(TenantShard(0, generation, rows)))
+    return f"--tenants={folder}"
+
+
+def row(name: str, **fields: Any) -> TenantRow:
+    return TenantRow(name, (TenantKey(hashlib.sha256(f"key-of-{name}".encode()).hexdigest()),), **fields)
+
+
+async def ask(
+    gateway: RunningGateway, http: aiohttp.ClientSession, name: str, **fields: Any
+) -> tuple[int, str | None, dict[str, str]]:
+    headers = {"Authorization": f"Bearer key-of-{name}"}
+    async with http.post(gateway.url(CHAT), json=BODY | fields, headers=headers) as got:
+        error = {} if fields.get("stream") and got.status == 200 else (await got.json()).get("error", {})
+        await got.read()
+        return got.status, error.get("code"), {key.lower(): value for key, value in got.headers.items()}
+
+
+async def test_a_tenant_at_its_limit_is_told_when_to_try_again_and_others_are_not_refused(
+    pool: FakePool, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    flags = table(tmp_path, row("a", limits=TenantLimits(requests_per_minute=2)), row("b"))
+    async with running_gateway(pool, flags) as gateway:
+        first, second, third = [await ask(gateway, http, "a", stream=stream) for stream in (False, True, False)]
+        assert [first[0], second[0]] == [200, 200]
+        assert first[2]["x-ratelimit-limit-requests"] == "2"
+        assert [got[2]["x-ratelimit-remaining-requests"] for got in (first, second, third)] == ["1", "0", "0"]
+        assert third[:2] == (429, "rate_limit_exceeded")
+        assert 1 <= int(third[2]["retry-after"]) <= 30
+        assert third[2]["x-ratelimit-reset-requests"].endswith("s")
+        other = await ask(gateway, http, "b")
+        assert other[0] == 200
+        assert not any(header.startswith("x-ratelimit") for header in other[2])
+
+
+async def test_tokens_are_settled_by_what_was_delivered(
+    pool: FakePool, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    flags = table(tmp_path, row("a", limits=TenantLimits(output_tokens_per_minute=1_000, input_tokens_per_minute=900)))
+    async with running_gateway(pool, flags) as gateway:
+        _, _, headers = await ask(gateway, http, "a")
+        assert headers["x-ratelimit-limit-tokens"] in ("900", "1000")
+        await until(lambda: gateway.server.relay.num_live == 0)
+        _, _, headers = await ask(gateway, http, "a")
+        assert int(headers["x-ratelimit-remaining-tokens"]) >= 860
+
+
+async def test_a_model_that_the_tenant_may_not_ask_is_403_and_not_listed(
+    pool: FakePool, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with running_gateway(pool, table(tmp_path, row("a", models=("other",)), row("b"))) as gateway:
+        assert (await ask(gateway, http, "a"))[:2] == (403, "model_not_allowed")
+        for name, listed in (("a", []), ("b", ["tiny"])):
+            headers = {"Authorization": f"Bearer key-of-{name}"}
+            async with http.get(gateway.url("/v1/models"), headers=headers) as got:
+                assert [model["id"] for model in (await got.json())["data"]] == listed
+            async with http.post(
+                gateway.url("/tokenize"), json={"prompt": "x", "model": "tiny"}, headers=headers
+            ) as got:
+                assert got.status == (200 if listed else 403)
+
+
+async def test_the_context_of_a_tenant_may_be_shorter_than_the_models(
+    pool: FakePool, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    flags = table(tmp_path, row("a", limits=TenantLimits(max_context_tokens=32)), row("b"))
+    async with running_gateway(pool, flags) as gateway:
+        long = {"messages": [{"role": "user", "content": "word " * 40}]}
+        assert (await ask(gateway, http, "a", **long))[:2] == (400, "context_length_exceeded")
+        assert (await ask(gateway, http, "b", **long))[0] == 200
+        assert (await ask(gateway, http, "a"))[0] == 200
+
+
+async def test_an_edited_table_counts_without_a_restart(
+    pool: FakePool, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with running_gateway(pool, table(tmp_path, row("a"))) as gateway:
+        assert [(await ask(gateway, http, name))[0] for name in ("a", "b")] == [200, 401]
+        table(tmp_path, row("b"), generation=2)
+        for _ in gateway.server.tenants.read_table():
+            pass
+        assert [(await ask(gateway, http, name))[0] for name in ("a", "b")] == [401, 200]

@@ -1,0 +1,105 @@
+"""The compiled table of tenants: what gateways are given of a namespace's LLMTenants, in shards of bounded size.
+
+A tenant's shard follows from its name, so that an edit changes one shard. Each shard has a generation of its own, and
+the newer one wins wherever it comes from: a mounted file or the operator's link. A shard that is absent is unknown, not
+empty. Keys are in it as SHA-256 digests alone.
+"""
+
+from __future__ import annotations
+
+import enum
+import zlib
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from baton_wire.messages.values import MAX_CONTEXT_TOKENS, Digest
+
+NUM_SHARDS = 16
+"""Fixed, because Pods mount every shard by name."""
+MAX_SHARD_BYTES = 512 << 10
+MAX_NAME_CHARS = 63
+MAX_KEYS = 8
+MAX_MODELS = 64
+MAX_WEIGHT = 100
+MAX_PER_MINUTE = 1_000_000_000
+MAX_PER_MONTH = 1_000_000_000_000_000
+MAX_CONCURRENT = 1_000_000
+
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+PerMinute = Annotated[int, Meta(ge=1, le=MAX_PER_MINUTE)]
+
+
+class PriorityClass(enum.StrEnum):
+    """The classes of requests, the most urgent first."""
+
+    HIGH = "High"
+    STANDARD = "Standard"
+    BATCH = "Batch"
+
+
+class TenantKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One key of a tenant."""
+
+    sha256: Digest
+    expires_s: Annotated[float, Meta(ge=0, le=1e11)] | None = None
+    """Wall clock; None: never."""
+
+
+class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The limits of a tenant over all gateway processes together. None: no limit."""
+
+    requests_per_minute: PerMinute | None = None
+    input_tokens_per_minute: PerMinute | None = None
+    output_tokens_per_minute: PerMinute | None = None
+    max_concurrent: Annotated[int, Meta(ge=1, le=MAX_CONCURRENT)] | None = None
+    """Sequences at the workers; further ones wait for their own tenant's."""
+    max_context_tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT_TOKENS)] | None = None
+    """Prompt and answer of one request."""
+
+
+NO_LIMITS = TenantLimits()
+
+
+class TenantRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One tenant."""
+
+    name: Name
+    keys: Annotated[tuple[TenantKey, ...], Meta(max_length=MAX_KEYS)] = ()
+    weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1
+    models: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=253)], ...], Meta(max_length=MAX_MODELS)] = ()
+    """Served names that it may ask; empty: all."""
+    priorities: Annotated[tuple[PriorityClass, ...], Meta(max_length=len(PriorityClass))] = (PriorityClass.STANDARD,)
+    """The classes that its requests may have. The first one counts where a request names none, or another one."""
+    limits: TenantLimits = NO_LIMITS
+    shares_prefixes: bool = False
+    """True: its cached prefixes are shared with other tenants that say so."""
+
+
+class TenantShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the table."""
+
+    place: Annotated[int, Meta(ge=0, lt=NUM_SHARDS)]
+    generation: Annotated[int, Meta(ge=1, le=1 << 53)]
+    tenants: Annotated[tuple[TenantRow, ...], Meta(max_length=65_536)] = ()
+
+
+def shard_of(name: str) -> int:
+    """The place of a tenant's shard."""
+    return zlib.crc32(name.encode()) % NUM_SHARDS
+
+
+def encode_shard(shard: TenantShard) -> bytes:
+    """A shard as files and messages hold it: JSON."""
+    return msgspec.json.encode(shard)
+
+
+def decode_shard(content: bytes) -> TenantShard:
+    """Read a shard. Raises ValueError, which never repeats a value."""
+    if len(content) > MAX_SHARD_BYTES:
+        raise ValueError(f"has {len(content)} bytes, which is more than {MAX_SHARD_BYTES}")
+    try:
+        return msgspec.json.decode(content, type=TenantShard)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
