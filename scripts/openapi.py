@@ -110,7 +110,10 @@ RAW: dict[str, Schema] = {
         "items": {"$ref": "#/components/schemas/Tool"},
         "description": f"At most {tool_fields.MAX_TOOLS_BYTES} bytes of JSON together; no name twice.",
     },
-    "tools[].type": {"enum": ["function", None]},
+    "tools[].type": {
+        "anyOf": [{"enum": ["function", None]}, {"type": "string"}],
+        "description": "Tools of some other types are skipped.",
+    },
     "tools[].function": {"$ref": "#/components/schemas/Function"},
     "tools[].function.name": TOOL_NAME,
     "tools[].function.parameters": {
@@ -128,6 +131,9 @@ RAW: dict[str, Schema] = {
         ]
     },
     "tool_choice.type": {"type": "string", "enum": ["function"]},
+    "tool_choice.name": TOOL_NAME,
+    "reasoning.max_tokens": {"type": ["integer", "null"], "minimum": 0, "maximum": prompting_fields.MAX_BUDGET},
+    "thinking.budget_tokens": {"type": ["integer", "null"], "minimum": 0, "maximum": prompting_fields.MAX_BUDGET},
     "tool_choice.function": {"$ref": "#/components/schemas/NamedFunction"},
     "tool_choice.function.name": TOOL_NAME,
     "chat_template_kwargs": {
@@ -140,7 +146,10 @@ RAW: dict[str, Schema] = {
     "thinking": {"anyOf": [{"$ref": "#/components/schemas/OtherThinking"}, {"type": "null"}]},
     **{key: {"enum": [*prompting_fields.THINKING_TYPES, None]} for key in ("reasoning.type", "thinking.type")},
     **{key: {"enum": [*prompting_fields.ReasoningEffort, None]} for key in ("reasoning.effort", "thinking.effort")},
-    "messages[].content[].type": {"type": "string", "enum": ["text", "refusal"]},
+    "messages[].content[].type": {
+        "type": "string",
+        "enum": ["text", "refusal", "input_text", "output_text", "thinking", "reasoning", "redacted_thinking"],
+    },
     "messages[].content[].refusal": TEXT | {"description": "Of an assistant."},
     "messages[].content[].text": TEXT,
     "prompt": {

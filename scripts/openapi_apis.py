@@ -13,7 +13,7 @@ from typing import Any
 
 from openapi_answers import Schema
 
-from baton_gateway.apis import message_tools, messages_request, response_tools, responses_request
+from baton_gateway.apis import message_tools, messages_request, response_tools, responses_request, text_blocks
 from baton_gateway.openai_api import chat_messages, encoding_types, openai_fields, openai_types, tool_fields
 
 Body = tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]
@@ -87,6 +87,7 @@ MESSAGE_RAW: dict[str, Schema] = {
     "thinking.type": {"enum": ["enabled", "adaptive", "disabled"]},
     "thinking.budget_tokens": MAX_TOKENS | {"description": "With type enabled; less than max_tokens."},
     "output_config": _or_null(_ref("MessageOutput")),
+    "output_format": _or_null(_ref("MessageFormat")),
     "output_config.format": _or_null(_ref("MessageFormat")),
     "output_config.format.type": {"const": "json_schema"},
     "output_config.format.schema": OBJECT,
@@ -242,8 +243,8 @@ BODIES: dict[str, Body] = {
     "/v1/messages/count_tokens": ("CountTokensRequest", messages_request.parse_token_count, (_ASKED,)),
 }
 OWN: dict[str, OwnFields] = {
-    "MessageRequest": OwnFields((messages_request, message_tools), MESSAGE_RAW, MESSAGE_NAMES),
-    "CountTokensRequest": OwnFields((messages_request, message_tools), MESSAGE_RAW, MESSAGE_NAMES),
+    "MessageRequest": OwnFields((messages_request, message_tools, text_blocks), MESSAGE_RAW, MESSAGE_NAMES),
+    "CountTokensRequest": OwnFields((messages_request, message_tools, text_blocks), MESSAGE_RAW, MESSAGE_NAMES),
     "InputTokensRequest": OwnFields((responses_request, response_tools), RESPONSE_RAW, RESPONSE_NAMES),
     **{
         name: OwnFields((encoding_types, openai_types), ENCODING_RAW, {})

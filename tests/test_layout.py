@@ -37,7 +37,6 @@ LONGER: dict[str, str] = {
     "gateway/baton_gateway/structured_outputs/json_schema.py": "one reader: every keyword of a schema",
     "scripts/openapi.py": "one list: every field that a parser takes raw",
     "gateway/baton_gateway/http_api/routes.py": "one handler: a request from its body to the end of its answer",
-    "gateway/baton_gateway/workers/linked_workers.py": "one worker: its reports, and what was sent since",
     "gateway/baton_gateway/workers/links.py": "one link: dialled, proven, read, written, watched, dialled again",
     "gateway/baton_gateway/requests/request.py": "one machine: a request's events and their effects",
     "gateway/baton_gateway/requests/relay.py": "one shell: what requests' machines decide is carried out here",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from baton_control.errors import UnsupportedError
 from baton_control.hashes import Revision, content_hash
 from baton_control.spec.api import Disaggregation, LLMDeployment, PrefillUnavailable
-from baton_control.spec.gateway_fields import UnknownFieldsPolicy
+from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsPolicy
 from baton_control.spec.pools import PoolSpec
 from baton_control.spec.reserved_env import CLOSED_ENV
 from baton_control.spec.served_model import Dtype, ModelTask
@@ -135,6 +135,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         f"--max-request-duration-s={spec.gateway.limits.max_request_duration:g}",
         *(() if spec.model.generation_defaults else ("--generation-defaults=off",)),
         *_unknown_fields(deployment),
+        *_oversized_max_tokens(deployment),
         *_formats(deployment),
         *_aliases(deployment),
         *_queue(deployment),
@@ -263,6 +264,12 @@ def _formats(deployment: LLMDeployment) -> tuple[str, ...]:
 def _unknown_fields(deployment: LLMDeployment) -> tuple[str, ...]:
     policy = deployment.spec.gateway.unknown_fields
     return () if policy is UnknownFieldsPolicy.REFUSE else (f"--unknown-fields={policy.lower()}",)
+
+
+def _oversized_max_tokens(deployment: LLMDeployment) -> tuple[str, ...]:
+    """The flag for requests that ask for too many tokens; none for the default, so that no old gateway restarts."""
+    policy = deployment.spec.gateway.limits.oversized_max_tokens
+    return () if policy is OversizedMaxTokens.REFUSE else (f"--oversized-max-tokens={policy.lower()}",)
 
 
 def _aliases(deployment: LLMDeployment) -> tuple[str, ...]:

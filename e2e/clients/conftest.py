@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from e2e.clients import environment
-from e2e.clients.runs import Clients
+from e2e.clients.environment import CLIENTS
+from e2e.clients.runs import Clients, installed
 
 from baton_testing.engine import tiny_llama
 from baton_testing.engine.scripted_model import MAX_TOKENS, write_scripted_model
@@ -16,9 +18,7 @@ from baton_testing.processes.baton_up import Up, manifest
 
 @pytest.fixture(scope="session")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    python = environment.CLIENTS.interpreter()
-    if python is None:
-        pytest.skip("the clients are not installed: `make test-clients` installs them")
+    python = installed(CLIENTS)
     folder = tmp_path_factory.mktemp("clients")
     with Up(folder, manifest("clients")) as up:
         yield Clients(python, up.await_ready(), folder)
@@ -36,13 +36,10 @@ def with_tool_template(clients: Clients) -> Iterator[Clients]:
 
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    """Agents' own environment, against a model whose answers a message scripts, with calls in Hermes' format."""
-    python = environment.AGENTS.interpreter()
-    if python is None:
-        pytest.skip("the agents are not installed: `make test-clients` installs them")
+    """For agents, which name their environment: a model that follows a script, with calls in Hermes' format."""
     folder = tmp_path_factory.mktemp("agents")
     model = write_scripted_model(folder / "model", template_marks="<tool_call>")
     served = {"source": f"file://{model}", "servedName": "scripted", "maxContextTokens": MAX_TOKENS}
     pool = {"replicas": {"min": 1, "max": 1}, "engine": {"kvCacheMemory": "96Mi"}}
     with Up(folder, manifest("agents", model=served, prefill=pool, decode=pool)) as up:
-        yield Clients(python, up.await_ready(), folder)
+        yield Clients(Path(sys.executable), up.await_ready(), folder)

@@ -1,7 +1,7 @@
 """Makes the environments of `make test-clients`, outside the repository, and prints their interpreters.
 
-They are kept between runs and made anew when what they should hold changes. BATON_CLIENTS and BATON_AGENTS name other
-folders.
+They are kept between runs and made anew when what they should hold changes. BATON_CLIENTS, BATON_AGENTS and
+BATON_FRAMEWORKS name other folders.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class Environment:
 
 CLIENTS = Environment("clients", HERE / "requirements.txt", (VLLM,), needs_torch=True)
 AGENTS = Environment("agents", HERE / "agents.txt")
+FRAMEWORKS = Environment("frameworks", HERE / "frameworks.txt")
+ALL = (CLIENTS, AGENTS, FRAMEWORKS)
 
 
 def _run(command: list[str]) -> None:
@@ -70,5 +72,5 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    for made in (CLIENTS, AGENTS):
+    for made in ALL:
         print(made.interpreter() or made.make())

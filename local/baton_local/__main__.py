@@ -175,6 +175,7 @@ def _up(options: argparse.Namespace) -> int:
         keys=KeyOptions(options.api_key, options.api_key_file, options.open),
         generation_defaults=not options.no_generation_defaults,
         ignore_unknown_fields=options.ignore_unknown_fields,
+        clamp_max_tokens=options.clamp_max_tokens,
     )
     return run_up(
         replace(up, patience=replace(up.patience, first_ready_s=options.ready_timeout, start_s=options.ready_timeout))
@@ -205,6 +206,7 @@ def _demo(options: argparse.Namespace) -> int:
     passed += ["--cache-size", str(options.cache_size)] if options.cache_size else []
     passed += ["--no-generation-defaults"] if options.no_generation_defaults else []
     passed += ["--ignore-unknown-fields"] if options.ignore_unknown_fields else []
+    passed += ["--clamp-max-tokens"] if options.clamp_max_tokens else []
     if options.api_key is not None:  # every user of the machine can read a child's arguments
         os.environ[KEY_VARIABLE] = options.api_key
     return run_demo(

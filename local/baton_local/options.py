@@ -163,6 +163,11 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="ignore request fields that Baton does not know, and list them in the X-Baton-Ignored header",
     )
+    parser.add_argument(
+        "--clamp-max-tokens",
+        action="store_true",
+        help="answer a request for more tokens than fit the context with those that fit, instead of refusing it",
+    )
     parser.add_argument("--processes", type=integer(1, 64), metavar="N", help="gateway processes that share the port")
     parser.add_argument(
         "--emulate",

@@ -68,6 +68,14 @@ def test_the_gateway_is_told_what_becomes_of_unknown_fields(wanted: str) -> None
     assert parse_settings(list(arguments)).unknown_fields == wanted.lower()
 
 
+@pytest.mark.parametrize("wanted", ["Refuse", "Clamp"])
+def test_the_gateway_is_told_what_becomes_of_requests_for_too_many_tokens(wanted: str) -> None:
+    spec = gateway_spec(deployment(gateway__limits={"oversizedMaxTokens": wanted}), SITE)
+    arguments = (*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json"))
+    assert parse_settings(list(arguments)).oversized_max_tokens == wanted.lower()
+    assert (spec.revision == gateway_spec(deployment(), SITE).revision) is (wanted == "Refuse")
+
+
 def test_formats_of_answers_reach_the_gateway_and_no_worker() -> None:
     plain, named = deployment(), deployment(model__toolFormat="pythonic", model__reasoningFormat="none")
     spec = gateway_spec(named, SITE)

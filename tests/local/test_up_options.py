@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton_control.spec.gateway_fields import UnknownFieldsPolicy
+from baton_control.spec.api import DeploymentSpec
+from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsPolicy
 from baton_local.__main__ import main
 from baton_local.commands import up
 from baton_local.fetching.default_deployment import DefaultOptions, default_deployment
@@ -16,8 +17,8 @@ from baton_testing.kube.manifests import deployment
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "tiny.yaml")
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[int, UnknownFieldsPolicy, bool]:
-    """Gateway processes, what becomes of unknown fields, and whether the model's sampling counts."""
+def asked_spec(monkeypatch: pytest.MonkeyPatch, *flags: str) -> DeploymentSpec:
+    """The spec of a deployment once the flags have overridden it."""
     seen: list[up.UpOptions] = []
 
     def run(options: up.UpOptions) -> int:
@@ -26,7 +27,13 @@ def asked(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[int, UnknownFie
 
     monkeypatch.setattr(up, "run_up", run)
     assert main(["up", "-f", EXAMPLE, *flags]) == 0
-    spec = up.apply_options(deployment(), seen[0]).spec
+    limits = {"maxQueued": 9}
+    return up.apply_options(deployment(gateway__limits=limits), seen[0]).spec
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[int, UnknownFieldsPolicy, bool]:
+    """Gateway processes, what becomes of unknown fields, and whether the model's sampling counts."""
+    spec = asked_spec(monkeypatch, *flags)
     return spec.gateway.processes, spec.gateway.unknown_fields, spec.model.generation_defaults
 
 
@@ -44,6 +51,16 @@ def test_a_flag_goes_before_the_manifest(
     monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], expected: tuple[Any, ...]
 ) -> None:
     assert asked(monkeypatch, *flags) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [((), OversizedMaxTokens.REFUSE), (("--clamp-max-tokens",), OversizedMaxTokens.CLAMP)]
+)
+def test_requests_for_too_many_tokens_are_clamped_by_a_flag_and_other_limits_stay(
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], expected: OversizedMaxTokens
+) -> None:
+    limits = asked_spec(monkeypatch, *flags).gateway.limits
+    assert (limits.oversized_max_tokens, limits.max_queued) == (expected, 9)
 
 
 def test_workers_dtype_and_kv_memory_need_no_file() -> None:

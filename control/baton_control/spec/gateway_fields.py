@@ -41,6 +41,11 @@ class UnknownFieldsPolicy(enum.StrEnum):
     IGNORE = "Ignore"
 
 
+class OversizedMaxTokens(enum.StrEnum):
+    REFUSE = "Refuse"
+    CLAMP = "Clamp"
+
+
 class ServiceSpec(Model):
     """Service of the gateway, which clients use."""
 
@@ -149,6 +154,8 @@ class LimitSpec(Model):
     """Maximum number of sequences (prompts × n) that wait in a gateway process; more get 429. Unset: 4096."""
     max_request_duration: Annotated[Duration, Field(ge=1, le=86_400)] = 600.0
     """Maximum time from arrival to last token; then a request fails. Stopping Pods get this long for their requests."""
+    oversized_max_tokens: Annotated[OversizedMaxTokens, Field(strict=False)] = OversizedMaxTokens.REFUSE
+    """A request for more tokens than fit the context: `Refuse` (400), or `Clamp` to those that fit."""
 
 
 class GatewayAutoscalingSpec(Model):

@@ -5,7 +5,7 @@ from typing import Any
 
 import anthropic
 import openai
-from addition_task import SCHEMA, Total, add, endpoint, outcome, question, report, url
+from addition_task import LIMIT, SCHEMA, Task, Total, add, endpoint, run, url
 
 TOOL: Any = {
     "type": "function",
@@ -13,11 +13,11 @@ TOOL: Any = {
 }  # fmt: skip
 
 
-def parsed() -> Any:
+def parsed(task: Task) -> Any:
     """The official client's parsed messages, sent back as they are."""
     client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
-    messages: list[Any] = [{"role": "user", "content": question}]
-    for turn in range(20):
+    messages: list[Any] = [{"role": "user", "content": task.question}]
+    for turn in range(LIMIT):
         asked: Any = {"model": "scripted", "messages": messages, "tools": [TOOL], "response_format": Total}
         if turn % 2:
             with client.chat.completions.stream(**asked) as stream:
@@ -35,7 +35,7 @@ def _result(call: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call.id, "content": str(add(**json.loads(call.function.arguments)))}
 
 
-def as_claude_code() -> Any:
+def as_claude_code(task: Task) -> Any:
     """Requests as Claude Code's: marks for the cache, a system message behind the user's, tools of all kinds."""
     client = anthropic.Anthropic(base_url=endpoint, api_key="unused", max_retries=0)
     mark: Any = {"cache_control": {"type": "ephemeral"}}
@@ -46,11 +46,11 @@ def as_claude_code() -> Any:
         {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
     ]
     messages: list[Any] = [
-        {"role": "user", "content": [{"type": "text", "text": question, **mark}]},
+        {"role": "user", "content": [{"type": "text", "text": task.question, **mark}]},
         {"role": "system", "content": "The date is today."},
     ]
     system: list[Any] = [{"type": "text", "text": "You add.", **mark}]
-    for _ in range(20):
+    for _ in range(LIMIT):
         with client.messages.stream(
             model="scripted", max_tokens=400, system=system, tools=tools,
             messages=messages, metadata={"user_id": "u"},
@@ -72,7 +72,7 @@ def as_claude_code() -> Any:
     return None
 
 
-def as_codex() -> Any:
+def as_codex(task: Task) -> Any:
     """Requests as Codex's: developer items, a shell, a patch tool, a namespace, a hosted search, and metadata."""
     client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
     tools: Any = [
@@ -86,9 +86,9 @@ def as_codex() -> Any:
     ]  # fmt: skip
     items: list[Any] = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandboxed."}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": question}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": task.question}]},
     ]
-    for _ in range(20):
+    for _ in range(LIMIT):
         stream = client.responses.create(
             model="scripted", instructions="You are a coding agent.", input=items, tools=tools, tool_choice="auto",
             parallel_tool_calls=True, store=False, stream=True, include=["reasoning.encrypted_content"],
@@ -108,4 +108,4 @@ def as_codex() -> Any:
     return None
 
 
-report(**{way.__name__: outcome(way()) for way in (parsed, as_claude_code, as_codex)})
+run(parsed=parsed, as_claude_code=as_claude_code, as_codex=as_codex)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import litellm
-from addition_task import SCHEMA, Total, add, outcome, question, report, url
+from addition_task import LIMIT, SCHEMA, Task, Total, add, run, url
 
 TOOL: Any = {
     "type": "function", "cache_control": {"type": "ephemeral"},
@@ -15,11 +15,11 @@ FORMAT: Any = {
 }  # fmt: skip
 
 
-def with_litellm() -> Any:
+def with_litellm(task: Task) -> Any:
     """litellm's objects, with its marks for the cache."""
-    part = {"type": "text", "text": question, "cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": task.question, "cache_control": {"type": "ephemeral"}}
     messages: list[Any] = [{"role": "user", "content": [part]}]
-    for _ in range(20):
+    for _ in range(LIMIT):
         answer: Any = litellm.completion(
             model="openai/scripted", api_base=url, api_key="unused", messages=messages, tools=[TOOL],
             response_format=FORMAT,
@@ -36,4 +36,4 @@ def _result(call: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call.id, "content": str(add(**json.loads(call.function.arguments)))}
 
 
-report(with_litellm=outcome(with_litellm()))
+run(with_litellm=with_litellm)

@@ -1,9 +1,8 @@
 """openai-agents: tools with an output type, over chats and over responses, whole and streamed."""
 
-import asyncio
 from typing import Any
 
-from addition_task import Total, add, outcome, question, report, url
+from addition_task import LIMIT, Task, Total, add, run, url
 from agents import (
     Agent,
     OpenAIChatCompletionsModel,
@@ -15,22 +14,30 @@ from agents import (
 from openai import AsyncOpenAI
 
 set_tracing_disabled(True)
+client = AsyncOpenAI(base_url=url, api_key="unused", max_retries=0)
 
 
-async def main() -> None:
-    client = AsyncOpenAI(base_url=url, api_key="unused", max_retries=0)
-    ways: dict[str, Any] = {}
-    for name, kind in (("chat", OpenAIChatCompletionsModel), ("responses", OpenAIResponsesModel)):
-        agent = Agent(
-            name="sums", instructions="Add.", tools=[function_tool(add)], output_type=Total,
-            model=kind("scripted", openai_client=client),
-        )  # fmt: skip
-        ways[name] = outcome((await Runner.run(agent, question, max_turns=20)).final_output)
-        streamed = Runner.run_streamed(agent, question, max_turns=20)
-        async for _ in streamed.stream_events():
-            pass
-        ways[f"{name}_streamed"] = outcome(streamed.final_output)
-    report(**ways)
+def agent(kind: Any) -> Any:
+    return Agent(
+        name="sums", instructions="Add.", tools=[function_tool(add)], output_type=Total,
+        model=kind("scripted", openai_client=client),
+    )  # fmt: skip
 
 
-asyncio.run(main())
+async def whole(kind: Any, task: Task) -> Any:
+    return (await Runner.run(agent(kind), task.question, max_turns=LIMIT)).final_output
+
+
+async def streamed(kind: Any, task: Task) -> Any:
+    stream = Runner.run_streamed(agent(kind), task.question, max_turns=LIMIT)
+    async for _ in stream.stream_events():
+        pass
+    return stream.final_output
+
+
+run(
+    chat=lambda task: whole(OpenAIChatCompletionsModel, task),
+    chat_streamed=lambda task: streamed(OpenAIChatCompletionsModel, task),
+    responses=lambda task: whole(OpenAIResponsesModel, task),
+    responses_streamed=lambda task: streamed(OpenAIResponsesModel, task),
+)

@@ -1,9 +1,8 @@
-"""pydantic-ai: tools with native output and with an output tool, over three APIs, whole and streamed."""
+"""pydantic-ai: tools with native output over two APIs, whole and streamed, and over Anthropic's."""
 
-import asyncio
 from typing import Any
 
-from addition_task import Total, add, endpoint, outcome, question, report, url
+from addition_task import Task, Total, add, endpoint, run, url
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from pydantic_ai import Agent, NativeOutput
@@ -12,27 +11,30 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-
-async def main() -> None:
-    provider = OpenAIProvider(openai_client=AsyncOpenAI(base_url=url, api_key="unused", max_retries=0))
-    claude = AnthropicProvider(anthropic_client=AsyncAnthropic(base_url=endpoint, api_key="unused", max_retries=0))
-    models: dict[str, Any] = {
-        "chat": OpenAIChatModel("scripted", provider=provider),
-        "responses": OpenAIResponsesModel("scripted", provider=provider),
-        "anthropic": AnthropicModel("scripted", provider=claude, settings={"max_tokens": 300}),
-    }
-    ways: dict[str, Any] = {}
-    for name, model in models.items():
-        native = Total if name == "anthropic" else NativeOutput(Total)
-        if name == "anthropic":
-            agent: Any = Agent(model, tools=[add])
-            ways[name] = outcome(Total.model_validate_json((await agent.run(question)).output))
-            continue
-        agent = Agent(model, tools=[add], output_type=native)
-        ways[name] = outcome((await agent.run(question)).output)
-        async with agent.run_stream(question) as stream:
-            ways[f"{name}_streamed"] = outcome(await stream.get_output())
-    report(**ways)
+provider = OpenAIProvider(openai_client=AsyncOpenAI(base_url=url, api_key="unused", max_retries=0))
+claude = AnthropicProvider(anthropic_client=AsyncAnthropic(base_url=endpoint, api_key="unused", max_retries=0))
+chats = OpenAIChatModel("scripted", provider=provider)
+responses = OpenAIResponsesModel("scripted", provider=provider)
+messages = AnthropicModel("scripted", provider=claude, settings={"max_tokens": 300})
 
 
-asyncio.run(main())
+async def whole(model: Any, task: Task) -> Any:
+    return (await Agent(model, tools=[add], output_type=NativeOutput(Total)).run(task.question)).output
+
+
+async def streamed(model: Any, task: Task) -> Any:
+    async with Agent(model, tools=[add], output_type=NativeOutput(Total)).run_stream(task.question) as stream:
+        return await stream.get_output()
+
+
+async def anthropic(task: Task) -> Any:
+    return Total.model_validate_json((await Agent(messages, tools=[add]).run(task.question)).output)
+
+
+run(
+    chat=lambda task: whole(chats, task),
+    chat_streamed=lambda task: streamed(chats, task),
+    responses=lambda task: whole(responses, task),
+    responses_streamed=lambda task: streamed(responses, task),
+    anthropic=anthropic,
+)

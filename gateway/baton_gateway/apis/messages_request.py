@@ -13,6 +13,7 @@ from typing import Any
 from baton_gateway.apis.chat_body import ChatBody, text_part
 from baton_gateway.apis.message_tools import read_message_tools
 from baton_gateway.apis.messages_answer import THREAD_UNSUPPORTED
+from baton_gateway.apis.text_blocks import read_text_block
 from baton_gateway.errors import invalid, unsupported
 from baton_gateway.openai_api.chat_messages import MAX_MESSAGES, MAX_PARTS
 from baton_gateway.openai_api.openai_fields import (
@@ -29,10 +30,12 @@ from baton_gateway.openai_api.openai_types import MAX_STOPS, MAX_TOKEN_ID, MAX_T
 
 _IGNORED = (
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id",
-    "diagnostics", "client_metadata", "litellm_metadata",
+    "diagnostics", "client_metadata", "litellm_metadata", "betas", "anthropic_beta", "anthropic_version", "fallbacks",
 )  # fmt: skip
 """Fields that are accepted without effect: they concern the provider's side, not the answer."""
-_SERVER_BLOCK = re.compile(r"server_tool_use|(web_search|web_fetch|\w{0,16}code_execution|tool_search)_tool_result")
+_SERVER_BLOCK = re.compile(
+    r"server_tool_use|fallback|(web_search|web_fetch|\w{0,16}code_execution|tool_search)_tool_result"
+)
 _KEEPS_ALL = "clear_thinking_20251015"
 _NO_EDITS = ({"edits": []}, *({"edits": [{"type": _KEEPS_ALL, "keep": keep}]} for keep in ("all", {"type": "all"})))
 """Values with which agents ask for the whole conversation to be kept."""
@@ -72,6 +75,8 @@ def _parse(fields: Fields, body: ChatBody, unknown: UnknownFields, max_tokens: i
     _refuse_thread(fields.take("thread"))
     _read_thinking(fields.take("thinking"), body, max_tokens)
     _read_output(fields.take("output_config"), body)
+    if (form := fields.take("output_format")) is not None:  # the name that `output_config.format` had before
+        body.set_fields(response_format=_format(form, "output_format"))
     fields.refuse("container", "tools run at the client")
     fields.refuse("mcp_servers", "tools run at the client", harmless=([],))
     fields.refuse("context_management", "a conversation is used as it was sent", harmless=_NO_EDITS)
@@ -113,6 +118,9 @@ def _read_message(value: Any, path: str, body: ChatBody) -> None:
     if isinstance(content, str):
         body.add_text(path, role, [text_part(check_text(content, f"{path}.content", MAX_TEXT_CHARS))])
         return
+    if content == [] and role == "assistant":  # an answer without text is resent as it came
+        body.add_text(path, role, [])
+        return
     for index, block in enumerate(_blocks(content, f"{path}.content")):
         _read_block(block, role, f"{path}.content[{index}]", body)
 
@@ -130,8 +138,9 @@ def _read_block(value: Any, role: str, path: str, body: ChatBody) -> None:
         raise wrong_type(path, "an object")
     fields = Fields(value, f"{path}.")
     match (role, fields.require("type")):
-        case (_, "text"):
-            body.add_text(path, role, [text_part(_text(fields, path))])
+        case (_, "text") | ("user", "document" | "search_result"):
+            body.add_text(path, role, [text_part(read_text_block(value, path))])
+            return
         case ("assistant", "thinking"):
             body.add_reasoning(path, check_text(fields.require("thinking"), f"{path}.thinking", MAX_TEXT_CHARS))
             fields.text("signature", MAX_TEXT_CHARS)
@@ -147,6 +156,9 @@ def _read_block(value: Any, role: str, path: str, body: ChatBody) -> None:
             fields.flag("is_error", False)
         case ("assistant", "redacted_thinking"):
             fields.text("data", MAX_TEXT_CHARS)
+        case ("assistant", "compaction"):
+            body.add_text(path, role, [text_part(fields.text("content", MAX_TEXT_CHARS) or "")])
+            fields.text("encrypted_content", MAX_TEXT_CHARS)
         case ("assistant", str(kind)) if _SERVER_BLOCK.fullmatch(kind):
             return  # what another provider's tool did; there is nothing that a template could show
         case (_, kind):
@@ -155,30 +167,14 @@ def _read_block(value: Any, role: str, path: str, body: ChatBody) -> None:
     fields.end()
 
 
-def _text(fields: Fields, path: str) -> str:
-    fields.ignore("citations", "parsed_output", max_bytes=MAX_TEXT_CHARS)
-    return check_text(fields.require("text"), f"{path}.text", MAX_TEXT_CHARS)
-
-
 def _texts(value: Any, path: str) -> list[dict[str, Any]]:
-    """Read a string, or blocks that are all text."""
+    """Read a string, or blocks that can be shown as text."""
     if isinstance(value, str):
         return [text_part(check_text(value, path, MAX_TEXT_CHARS))]
     if value == []:
         return []
-    return [_text_block(block, f"{path}[{index}]") for index, block in enumerate(_blocks(value, path))]
-
-
-def _text_block(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object")
-    fields = Fields(value, f"{path}.")
-    if (kind := fields.require("type")) != "text":
-        raise unsupported(f"{path}.type", f"only text is available here, not {str(kind)[:32]!r}")
-    part = text_part(_text(fields, path))
-    fields.ignore(*BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
-    fields.end()
-    return part
+    blocks = enumerate(_blocks(value, path))
+    return [text_part(read_text_block(block, f"{path}[{index}]")) for index, block in blocks]
 
 
 def _refuse_thread(thread: Any) -> None:

@@ -11,6 +11,8 @@ from baton_gateway.openai_api.openai_fields import (
     BESIDE_TEXTS,
     MAX_IGNORED_BYTES,
     MAX_TEXT_CHARS,
+    MAX_UNKNOWN,
+    PLAIN_NAME,
     Fields,
     check_text,
     wrong_type,
@@ -28,6 +30,17 @@ _RESENT = (
     "thinking_blocks", "encrypted_content", "response_metadata", "additional_kwargs", "id", "status", "phase", "index",
 )  # fmt: skip
 """Fields of answers, and of clients' own types for them, that may be resent. Templates have no place for them."""
+_THOUGHTS = ("reasoning_content", "reasoning", "reasoning_text")
+"""Names that clients have for the reasoning of a resent answer; the first one with text counts."""
+_RESULT_MARKS = ("is_error", "status", "artifact")
+_FIELDS = frozenset((
+    "role", "content", "name", "tool_calls", "tool_call_id", "refusal", "function_call", "audio", "prefix", "partial",
+    *_THOUGHTS, *_RESENT, *_RESULT_MARKS, *BESIDE_TEXTS,
+))  # fmt: skip
+"""Fields of messages that are read, have no effect, or would change the answer and are refused."""
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text"}
+"""Types of parts that are text, also as `/v1/responses` names them, with the field that has the text."""
+_THOUGHT_PARTS = ("thinking", "reasoning", "redacted_thinking")
 _RESENT_IN_CALLS = (*BESIDE_TEXTS, "extra_content", "thought_signature", "caller", "status")
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -52,6 +65,31 @@ def read_messages(value: Any) -> tuple[ChatMessage, ...]:
     messages = tuple(_message(entry, f"messages[{index}]", results) for index, entry in enumerate(value))
     results.end_turn()
     return merge_leading(messages)
+
+
+def drop_unknown_fields(messages: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return the messages without fields that no message of their role has, and the names of these fields.
+
+    Too many names, and those that are not plain enough for a header, stay where they are, and are refused later.
+    """
+    if not isinstance(messages, list):
+        return messages, ()
+    names = dict.fromkeys(name for message in messages for name in _unknown(message))
+    if not names or len(names) > MAX_UNKNOWN or not all(map(PLAIN_NAME.fullmatch, names)):
+        return messages, ()
+    return [_known(message) for message in messages], tuple(f"messages[].{name}" for name in names)
+
+
+def _unknown(message: Any) -> list[str]:
+    if not isinstance(message, dict):
+        return []
+    of_answers = () if message.get("role") == "assistant" else _RESENT
+    return [name for name in message if name not in _FIELDS or name in of_answers]
+
+
+def _known(message: Any) -> Any:
+    unknown = _unknown(message)
+    return {name: value for name, value in message.items() if name not in unknown} if unknown else message
 
 
 def text_of(message: ChatMessage) -> str:
@@ -84,14 +122,18 @@ def _message(value: Any, path: str, results: ToolResults) -> ChatMessage:
     content = fields.take("content") if role in ("assistant", "tool") else fields.require("content")
     if content == [] and role in ("assistant", "tool"):
         content = None
-    message = {"role": ROLES[role], "content": "" if content is None else _content(content, f"{path}.content", role)}
+    thoughts: list[str] = []
+    text = "" if content is None else _content(content, f"{path}.content", role, thoughts)
+    message = {"role": ROLES[role], "content": text}
     name = fields.text("name", 64)
     if role == "assistant":
-        message |= _refusal(fields, message) | _reasoning(fields) | _calls(calls, f"{path}.tool_calls", results)
+        message |= (
+            _refusal(fields, message) | _reasoning(fields, thoughts) | _calls(calls, f"{path}.tool_calls", results)
+        )
         fields.ignore(*_RESENT, max_bytes=MAX_TEXT_CHARS)
     if role == "tool":
         message |= _result(fields, results)
-        fields.ignore("is_error", "status", "artifact", max_bytes=MAX_IGNORED_BYTES)
+        fields.ignore(*_RESULT_MARKS, max_bytes=MAX_IGNORED_BYTES)
     fields.ignore(*BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
     return message if name is None else message | {"name": name}
@@ -103,10 +145,13 @@ def _refusal(fields: Fields, message: ChatMessage) -> ChatMessage:
     return {"content": refusal} if refusal and not message["content"] else {}
 
 
-def _reasoning(fields: Fields) -> ChatMessage:
-    """Read the reasoning of a resent answer, and return it under the two names that templates know."""
-    thoughts = [fields.text(name, MAX_TEXT_CHARS) for name in ("reasoning_content", "reasoning")]
-    thought = thoughts[0] or thoughts[1]
+def _reasoning(fields: Fields, in_parts: list[str]) -> ChatMessage:
+    """Read the reasoning of a resent answer, and return it under the two names that templates know.
+
+    `in_parts`: reasoning that the content had; a field has precedence.
+    """
+    written = [fields.text(name, MAX_TEXT_CHARS) for name in _THOUGHTS]
+    thought = next(filter(None, written), "\n".join(in_parts))
     return {"reasoning_content": thought, "thinking": thought} if thought else {}
 
 
@@ -122,9 +167,13 @@ def _call(value: Any, path: str, results: ToolResults) -> dict[str, Any]:
         raise wrong_type(path, "an object")
     fields = Fields(value, f"{path}.")
     call_id = check_text(fields.require("id"), f"{path}.id", MAX_CALL_ID_CHARS)
-    if (kind := fields.take("type")) not in (None, "function"):
-        raise unsupported(f"{path}.type", f"only 'function' is available, not {str(kind)[:32]!r}")
-    function = fields.require("function")
+    kind = fields.take("type")
+    if kind not in (None, "function", "custom"):
+        raise unsupported(f"{path}.type", f"only 'function' and 'custom' are available, not {str(kind)[:32]!r}")
+    if kind == "custom":  # in histories of another provider: templates see a call with one text
+        function = _custom_call(fields.require("custom"), f"{path}.custom")
+    else:
+        function = fields.require("function")
     fields.integer("index", 0, MAX_TOOLS)  # left in by clients that assemble a stream
     fields.ignore(*_RESENT_IN_CALLS, max_bytes=MAX_TEXT_CHARS)
     fields.end()
@@ -144,6 +193,16 @@ def _call(value: Any, path: str, results: ToolResults) -> dict[str, Any]:
         "type": "function",
         "function": {"name": name, "arguments": {} if arguments is None else arguments},
     }
+
+
+def _custom_call(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object")
+    fields = Fields(value, f"{path}.")
+    name = check_text(fields.require("name"), f"{path}.name", MAX_NAME_CHARS)
+    text = fields.text("input", MAX_TEXT_CHARS)
+    fields.end()
+    return {"name": name, "arguments": {"input": text or ""}}
 
 
 def _parse_arguments(arguments: str) -> Any:
@@ -166,7 +225,8 @@ def _result(fields: Fields, results: ToolResults) -> ChatMessage:
     return {"tool_call_id": call_id, "name": results.take_result(call_id, path)}
 
 
-def _content(value: Any, path: str, role: str) -> str:
+def _content(value: Any, path: str, role: str, thoughts: list[str]) -> str:
+    """Read a content's text. The reasoning among the parts of an assistant is appended to `thoughts`."""
     if isinstance(value, str):
         return check_text(value, path, MAX_TEXT_CHARS)
     if not isinstance(value, list):
@@ -175,20 +235,38 @@ def _content(value: Any, path: str, role: str) -> str:
         raise invalid(path, f"'{path}' must not be an empty list.")
     if len(value) > MAX_PARTS:
         raise invalid(path, f"'{path}' has {len(value)} parts; at most {MAX_PARTS} are allowed.", "too_long")
-    return "\n".join(_part(part, f"{path}[{index}]", role) for index, part in enumerate(value))
+    texts = (_part(part, f"{path}[{index}]", role, thoughts) for index, part in enumerate(value))
+    return "\n".join(text for text in texts if text is not None)
 
 
-def _part(value: Any, path: str, role: str) -> str:
+def _part(value: Any, path: str, role: str, thoughts: list[str]) -> str | None:
+    """Read a part's text; None: it is reasoning."""
     if not isinstance(value, dict):
         raise wrong_type(path, "an object")
     fields = Fields(value, f"{path}.")
     kind = fields.require("type")
-    if kind not in ("text", "refusal") or (kind == "refusal" and role != "assistant"):
+    known = {**_TEXTS, "refusal": "refusal"} if role == "assistant" else _TEXTS
+    text = None
+    if role == "assistant" and kind in _THOUGHT_PARTS:
+        thoughts += _thoughts_of_part(fields, kind)
+    elif isinstance(kind, str) and kind in known:
+        text = check_text(fields.require(known[kind]), f"{path}.{known[kind]}", MAX_TEXT_CHARS)
+    else:
         raise unsupported(f"{path}.type", f"only 'text' parts are available, not {str(kind)[:32]!r}")
-    text = check_text(fields.require(kind), f"{path}.{kind}", MAX_TEXT_CHARS)
-    fields.ignore("annotations", "id", *BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
+    fields.ignore("annotations", "logprobs", "id", "index", *BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
     return text
+
+
+def _thoughts_of_part(fields: Fields, kind: str) -> list[str]:
+    """Read reasoning as Anthropic's, Mistral's and Vercel's clients resend it. Encrypted reasoning is not shown."""
+    fields.ignore("signature", "data", "closed", "summary", max_bytes=MAX_TEXT_CHARS)
+    value = fields.take("thinking" if kind == "thinking" else "text")
+    if value is None:
+        return []
+    if isinstance(value, list):  # as Mistral's clients have it: parts within the part
+        return [_content(value, fields.name("thinking"), "user", [])] if value else []
+    return [check_text(value, fields.name("thinking" if kind == "thinking" else "text"), MAX_TEXT_CHARS)]
 
 
 class ToolResults:

@@ -21,9 +21,12 @@ MAX_TEXT_CHARS = 8 << 20
 MAX_IGNORED_BYTES = 16 << 10
 """The most bytes of JSON of all fields without effect together."""
 MAX_UNKNOWN = 16
-BESIDE_TEXTS = ("cache_control", "provider_specific_fields", "providerOptions", "experimental_providerMetadata")
+BESIDE_TEXTS = (
+    "cache_control", "copilot_cache_control", "provider_specific_fields", "providerOptions",
+    "experimental_providerMetadata",
+)  # fmt: skip
 """Fields that clients put next to messages, parts, calls and tools for other providers. They have no effect."""
-_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 class UnknownFields(enum.StrEnum):
@@ -40,6 +43,7 @@ class Fields:
         self._left = dict(raw)
         self._read: set[str] = set()
         self._path = path
+        self._skipped: list[str] = []
 
     def name(self, field: str) -> str:
         return f"{self._path}{field}"
@@ -60,9 +64,13 @@ class Fields:
         value = self.take(field) if value is None else value
         return None if value is None else check_text(value, self.name(field), max_chars)
 
+    def peek(self, field: str) -> Any:
+        """Return the raw value, or None, without reading the field."""
+        return self._left.get(field)
+
     def peek_text(self, field: str) -> str:
         """Return a string without reading the field; empty where it is none."""
-        value = self._left.get(field)
+        value = self.peek(field)
         return value if isinstance(value, str) else ""
 
     def integer(self, field: str, low: int, high: int) -> int | None:
@@ -89,6 +97,10 @@ class Fields:
             return
         raise unsupported(self.name(field), reason)
 
+    def report_skipped(self, name: str) -> None:
+        """Add a part of a field's value that has no effect to the names that `end` returns."""
+        self._skipped.append(name)
+
     def ignore(self, *fields: str, max_bytes: int) -> None:
         """Accept fields without effect if they take at most `max_bytes` of JSON together."""
         taken = 0
@@ -103,17 +115,18 @@ class Fields:
     def end(self, unknown: UnknownFields = UnknownFields.REFUSE) -> tuple[str, ...]:
         """Refuse the unread fields that are not null: clients resend answers with every field of their own types.
 
-        Or ignore them if they are few and small, and return their names, which are plain enough for a header.
+        Or ignore them if they are few and small. Return their names, and the parts that were reported as skipped: all
+        are plain enough for a header.
         """
         left = tuple(field for field, value in self._left.items() if value is not None)
         for place, field in enumerate(left):
-            if unknown is UnknownFields.REFUSE or place >= MAX_UNKNOWN or not _PLAIN_NAME.fullmatch(field):
+            if unknown is UnknownFields.REFUSE or place >= MAX_UNKNOWN or not PLAIN_NAME.fullmatch(field):
                 name = self.name(field)[:64]
                 meant = closest(field[:64], self._read)
                 hint = f" Did you mean '{self.name(meant)}'?" if meant else ""
                 raise invalid(name, f"Unknown field '{name}'.{hint}", "unknown_parameter")
         self.ignore(*left, max_bytes=MAX_IGNORED_BYTES)
-        return left
+        return (*left, *self._skipped)
 
 
 def wrong_type(name: str, expected: str) -> RefusedError:

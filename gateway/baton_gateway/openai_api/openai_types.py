@@ -14,7 +14,7 @@ from baton_gateway.answers.tool_grammars import is_constrained
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import invalid, unsupported
 from baton_gateway.openai_api.answer_bounds import check_answer
-from baton_gateway.openai_api.chat_messages import ChatMessage, read_messages
+from baton_gateway.openai_api.chat_messages import ChatMessage, drop_unknown_fields, read_messages
 from baton_gateway.openai_api.openai_fields import (
     MAX_IGNORED_BYTES,
     MAX_TEXT_CHARS,
@@ -26,7 +26,7 @@ from baton_gateway.openai_api.openai_fields import (
     wrong_type,
 )
 from baton_gateway.openai_api.output_format_fields import check_may_end, read_output_format
-from baton_gateway.openai_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
+from baton_gateway.openai_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting, read_thinking_budget
 from baton_gateway.openai_api.tool_fields import read_tool_use
 from baton_gateway.structured_outputs.output_format import OutputFormat
 
@@ -143,8 +143,14 @@ class CompletionRequest:
 def parse_chat(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
     """Parse the body of a chat. Raises RefusedError that names the offending field."""
     fields = Fields(raw)
-    messages = read_messages(fields.require("messages"))
+    written = fields.require("messages")
+    if unknown is UnknownFields.IGNORE:
+        written, dropped = drop_unknown_fields(written)
+        for name in dropped:
+            fields.report_skipped(name)
+    messages = read_messages(written)
     tool_use = read_tool_use(fields)
+    budget = read_thinking_budget(fields)
     prompting = read_prompting(fields, messages)
     max_thinking_tokens = fields.integer("max_thinking_tokens", 0, MAX_TOKENS)
     _refuse_chat_features(fields)
@@ -152,14 +158,16 @@ def parse_chat(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUS
     legacy = fields.integer("max_tokens", 1, MAX_TOKENS)
     wants_logprobs = fields.flag("logprobs", False)
     top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
-    if top is not None and not wants_logprobs:
+    if top and not wants_logprobs:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
     logprobs = (top or 0) if wants_logprobs else None
     options = _options(fields, legacy if max_tokens is None else max_tokens, logprobs, unknown)
     if is_constrained(tool_use):
         check_may_end("tools", options.ignore_eos, options.min_tokens)
     check_held("max_tokens" if max_tokens is None else "max_completion_tokens", options)
-    return ChatRequest(options, messages, tool_use, prompting, max_thinking_tokens)
+    return ChatRequest(
+        options, messages, tool_use, prompting, budget if max_thinking_tokens is None else max_thinking_tokens
+    )
 
 
 def parse_completion(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> CompletionRequest:

@@ -11,12 +11,17 @@ import msgspec
 
 from baton_gateway.errors import invalid
 from baton_gateway.openai_api.chat_messages import ChatMessage
-from baton_gateway.openai_api.openai_fields import Fields, wrong_type
+from baton_gateway.openai_api.openai_fields import Fields, check_integer, wrong_type
 from baton_gateway.text.chat_template import THINKING_SWITCHES
 
 MAX_KWARGS_BYTES = 16 << 10
 MAX_WORD = 64
+MAX_BUDGET = 1 << 20
 THINKING_TYPES = ("enabled", "adaptive", "auto", "disabled")
+
+
+_BUDGETS = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
+"""Objects in which other providers' clients limit the reasoning, with the field of the limit."""
 
 
 class ReasoningEffort(enum.StrEnum):
@@ -93,9 +98,19 @@ def _effort(fields: Fields) -> ReasoningEffort | None:
         value = other if value is None else value
     if value is None:
         return None
+    value = "xhigh" if value == "max" else value
     if not isinstance(value, str) or value not in tuple(ReasoningEffort):
         raise invalid("reasoning_effort", f"'reasoning_effort' must be one of {', '.join(ReasoningEffort)}.")
     return ReasoningEffort(value)
+
+
+def read_thinking_budget(fields: Fields) -> int | None:
+    """Return the most reasoning tokens as other providers' clients write it; None: no limit. Raises RefusedError."""
+    for name, limit in _BUDGETS.items():
+        value = fields.peek(name)
+        if isinstance(value, dict) and (budget := value.get(limit)) is not None:
+            return check_integer(budget, f"{name}.{limit}", 0, MAX_BUDGET)
+    return None
 
 
 def _other_effort(name: str, value: Any) -> Any:
@@ -110,6 +125,8 @@ def _other_effort(name: str, value: Any) -> Any:
     fields.refuse("exclude", "reasoning is returned", harmless=(False,))
     effort = fields.take("effort")
     fields.text("summary", MAX_WORD)
+    fields.take(_BUDGETS[name])
+    fields.flag("clear_thinking", True)  # templates decide which earlier reasoning they render
     fields.end()
     if kind is not None and kind not in THINKING_TYPES:
         raise invalid(f"{name}.type", f"'{name}.type' must be one of {', '.join(THINKING_TYPES)}.")

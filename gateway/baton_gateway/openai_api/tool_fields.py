@@ -17,14 +17,20 @@ MAX_TOOLS_BYTES = 256 << 10
 MAX_NAME_CHARS = 128
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 MAX_CALL_ID_CHARS = 256
+_OTHER_TYPES = re.compile(
+    r"(openrouter:)?(web_search|web_fetch|file_search|browser_search|code_interpreter|code_execution|image_generation"
+    r"|mcp|tool_search|computer|retrieval|google_search|url_context|x_search|live_search|builtin_function|custom"
+    r"|namespace|local_shell|shell|apply_patch|bash|text_editor|memory)(_\w{1,40})?"
+)
+"""Types of tools that clients send beside functions: those that a provider runs, and those of other APIs."""
 
 
 def read_tool_use(fields: Fields) -> ToolUse:
     """Read the fields of tools from a chat's body. Raises RefusedError."""
     for name in ("functions", "function_call"):
         fields.refuse(name, "it is deprecated; use 'tools' and 'tool_choice'", harmless=([], "none"))
-    tools = _tools(fields.take("tools"))
     choice = fields.take("tool_choice")
+    tools = _tools(fields, is_free=choice in (None, "none", "auto"))
     parallel = fields.flag("parallel_tool_calls", True)
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -65,19 +71,32 @@ def skip_hosted_tool(kind: str, path: str, is_free: bool) -> str:
     return f"{path}:{kind}"
 
 
-def _tools(value: Any) -> tuple[Tool, ...]:
-    value = check_tool_list(value, "tools")
+def _tools(fields: Fields, is_free: bool) -> tuple[Tool, ...]:
+    """Read the functions among the tools. Other types are skipped and reported if the model may choose (`is_free`)."""
+    value = check_tool_list(fields.take("tools"), "tools")
     if value and (size := len(msgspec.json.encode(value))) > MAX_TOOLS_BYTES:
         message = f"'tools' has {size} bytes of JSON; at most {MAX_TOOLS_BYTES} are allowed."
         raise invalid("tools", message, "too_long")
-    tools = tuple(_tool(entry, f"tools[{index}]") for index, entry in enumerate(value))
-    seen: set[str] = set()
-    for index, tool in enumerate(tools):
-        if tool.name in seen:
-            path = f"tools[{index}].function.name"
+    tools: dict[str, Tool] = {}
+    for index, entry in enumerate(value):
+        path = f"tools[{index}]"
+        kind = entry.get("type") if isinstance(entry, dict) else None
+        if isinstance(kind, str) and _OTHER_TYPES.fullmatch(kind):
+            fields.report_skipped(_skip_other_tool(kind, path, is_free))
+            continue
+        tool = _tool(entry, path)
+        if tool.name in tools:
+            path = f"{path}.function.name" if "function" in entry else f"{path}.name"
             raise invalid(path, f"'{path}' is the name of another tool: '{tool.name}'.")
-        seen.add(tool.name)
-    return tools
+        tools[tool.name] = tool
+    return tuple(tools.values())
+
+
+def _skip_other_tool(kind: str, path: str, is_free: bool) -> str:
+    if not is_free:
+        reason = f"chats have function tools only; with tool_choice 'auto' {kind!r} is skipped"
+        raise unsupported(f"{path}.type", reason)
+    return f"{path}:{kind}"
 
 
 def _tool(value: Any, path: str) -> Tool:
@@ -86,6 +105,8 @@ def _tool(value: Any, path: str) -> Tool:
     fields = Fields(value, f"{path}.")
     if (kind := fields.take("type")) not in (None, "function"):
         raise unsupported(f"{path}.type", f"only 'function' tools are available, not {str(kind)[:32]!r}")
+    if fields.peek_text("name") and value.get("function") is None:  # as `/v1/responses` has them; Cursor sends them
+        return read_function({key: item for key, item in value.items() if key not in ("type", "function")}, f"{path}.")
     function = fields.require("function")
     fields.ignore(*BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
@@ -133,14 +154,16 @@ def _choice(value: Any, tools: tuple[Tool, ...]) -> tuple[ToolMode, str | None]:
     fields = Fields(value, "tool_choice.")
     if (kind := fields.require("type")) != "function":
         raise unsupported("tool_choice.type", f"only 'function' is available, not {str(kind)[:32]!r}")
-    function = fields.require("function")
-    fields.end()
-    if not isinstance(function, dict):
-        raise wrong_type("tool_choice.function", "an object")
-    inner = Fields(function, "tool_choice.function.")
-    name = inner.require("name")
-    inner.end()
-    if not any(tool.name == name for tool in tools):
+    path = "tool_choice.name"
+    if (name := fields.take("name")) is None:
         path = "tool_choice.function.name"
+        function = fields.require("function")
+        if not isinstance(function, dict):
+            raise wrong_type("tool_choice.function", "an object")
+        inner = Fields(function, "tool_choice.function.")
+        name = inner.require("name")
+        inner.end()
+    fields.end()
+    if not any(tool.name == name for tool in tools):
         raise invalid(path, f"'{path}' is none of the tools: {str(name)[:MAX_NAME_CHARS]!r}.")
     return ToolMode.REQUIRED, name

@@ -137,6 +137,12 @@ class LiveRequest:
         if self.trail is not None:
             self.trail.mark(asyncio.get_running_loop().time(), moment, run, text)
 
+    def note_unparked(self) -> None:
+        """Note that the request leaves where it was parked, if it was."""
+        if self.is_parked:
+            self.is_parked = False
+            self.note(Moment.UNPARKED)
+
     def keep_timer(self, loop: asyncio.AbstractEventLoop, tick: Callable[[LiveRequest], None]) -> None:
         """Call `tick` when the life's next Tick is due."""
         wake_at = self.life.wake_at

@@ -340,21 +340,23 @@ class Relay:
                     case Send():
                         self._send(live, action)
                     case PickRoute() if live.ticket in self._by_ticket:
-                        route = self.choose(live, action)
-                        self._count_missing(live, action, route)
-                        if self.held.holds(live, action, route, self._rules.ttft_s, self._rules.life.tpot_s):
-                            live.note(Moment.HELD, run=action.run)
-                        else:
-                            self._feed(live, self._routed(live, action, route))
+                        self._pick_route(live, action)
                     case Prepare():
-                        if live.is_parked:
-                            live.is_parked = False
-                            live.note(Moment.UNPARKED)
+                        live.note_unparked()
                         live.preparing = self._loop.create_task(self._prepare(live), context=live.context)
                     case End():
                         self._end(live, action, now)
         except BaseException as error:  # noqa: BLE001 (of one request; this may be a link's reader, or a timer)
             self._end_broken(live, error, rest, now)
+
+    def _pick_route(self, live: LiveRequest, action: PickRoute) -> None:
+        """Choose a route for a run, which goes there or is held until a worker has room."""
+        route = self.choose(live, action)
+        self._count_missing(live, action, route)
+        if self.held.holds(live, action, route, self._rules.ttft_s, self._rules.life.tpot_s):
+            live.note(Moment.HELD, run=action.run)
+        else:
+            self._feed(live, self._routed(live, action, route))
 
     def _problem(self, error: BaseException, field: str | None = None) -> Problem:
         """The client's error for a failure in this process; `field`: the prompt's, while that is prepared."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton_control.spec.api import LLMDeployment
-from baton_control.spec.gateway_fields import UnknownFieldsPolicy
+from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsPolicy
 from baton_control.spec.manifest import read_manifest, read_tenants
 from baton_control.worker_specs import Device
 from baton_gateway.parent_death import die_with_parent
@@ -79,6 +79,8 @@ class UpOptions:
     generation_defaults: bool = True
     """False: off, whatever the manifest says."""
     ignore_unknown_fields: bool = False
+    """True: on, whatever the manifest says."""
+    clamp_max_tokens: bool = False
     """True: on, whatever the manifest says."""
 
 
@@ -181,6 +183,9 @@ def apply_options(deployment: LLMDeployment, options: UpOptions) -> LLMDeploymen
     gateway: dict[str, object] = {} if options.processes is None else {"processes": options.processes}
     if options.ignore_unknown_fields:
         gateway["unknown_fields"] = UnknownFieldsPolicy.IGNORE
+    if options.clamp_max_tokens:
+        clamped = {"oversized_max_tokens": OversizedMaxTokens.CLAMP}
+        gateway["limits"] = spec.gateway.limits.model_copy(update=clamped)
     if gateway:
         spec = spec.model_copy(update={"gateway": spec.gateway.model_copy(update=gateway)})
     if not options.generation_defaults:

@@ -147,7 +147,7 @@ UNKNOWN = [
 UNSUPPORTED = [
     field("kv_transfer_params", {"remote_host": "10.0.0.1"}, "unsupported_parameter"),
     completion("use_beam_search", True, "unsupported_parameter"),
-    field("tools", [{"type": "web_search"}], "unsupported_parameter", "tools[0].type"),
+    field("tools", [{"type": "functions"}], "unsupported_parameter", "tools[0].type"),
     field("tools", [{"type": "function", "function": {"name": "f"}}], "unsupported_parameter"),
     field("functions", [{"name": "f"}], "unsupported_parameter"),
     field("function_call", {"name": "f"}, "unsupported_parameter"),

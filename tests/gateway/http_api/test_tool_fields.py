@@ -26,6 +26,9 @@ def assistant(**fields: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, **fields}
 
 
+FLAT = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+"""A function as `/v1/responses` has it."""
+
 REFUSED: list[tuple[str, Any, str, str]] = [
     ("tools", "x", "tools", "invalid_type"),
     ("tools", ["x"], "tools[0]", "invalid_type"),
@@ -33,7 +36,13 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("tools", [tool(description="d" * 262_144)], "tools", "too_long"),
     ("tools", [tool(), tool()], "tools[1].function.name", "invalid_value"),
     ("tools", [{"type": "function"}], "tools[0].function", "missing_required_parameter"),
-    ("tools", [{"type": "web_search"}], "tools[0].type", "unsupported_parameter"),
+    ("tools", [{"type": "functions"}], "tools[0].type", "unsupported_parameter"),
+    ("tools", [{"type": "web_search\r\nX-Evil"}], "tools[0].type", "unsupported_parameter"),
+    ("tools", [FLAT, FLAT], "tools[1].name", "invalid_value"),
+    ("tools", [tool(), FLAT], "tools[1].name", "invalid_value"),
+    ("tools", [FLAT | {"name": "a b"}], "tools[0].name", "invalid_value"),
+    ("tools", [FLAT | {"parameters": {"type": "string"}}], "tools[0].parameters.type", "invalid_value"),
+    ("tools", [FLAT | {"colour": 1}], "tools[0].colour", "unknown_parameter"),
     ("tools", [{"type": "function", "function": 1}], "tools[0].function", "invalid_type"),
     ("tools", [tool() | {"colour": 1}], "tools[0].colour", "unknown_parameter"),
     *(
@@ -78,6 +87,8 @@ def test_bad_tools_are_refused_by_their_path(field: str, value: Any, param: str,
     assert (refusal.value.problem.status, refusal.value.problem.param, refusal.value.problem.code) == (400, param, code)
 
 
+CUSTOM_CALL = {"id": "c1", "type": "custom", "custom": {"name": "apply_patch", "input": "*** Begin Patch"}}
+
 HISTORY: list[tuple[dict[str, Any], str, str]] = [
     ({"role": "tool", "content": "x"}, "tool_call_id", "missing_required_parameter"),
     ({"role": "tool", "content": "x", "tool_call_id": "c1"}, "tool_call_id", "invalid_value"),
@@ -88,7 +99,14 @@ HISTORY: list[tuple[dict[str, Any], str, str]] = [
     (assistant(tool_calls=[{}]), "tool_calls[0].id", "missing_required_parameter"),
     (assistant(tool_calls=[CALL] * 129), "tool_calls", "too_long"),
     (assistant(tool_calls=[CALL | {"id": "c" * 257}]), "tool_calls[0].id", "too_long"),
-    (assistant(tool_calls=[CALL | {"type": "custom"}]), "tool_calls[0].type", "unsupported_parameter"),
+    (assistant(tool_calls=[CALL | {"type": "mcp"}]), "tool_calls[0].type", "unsupported_parameter"),
+    (assistant(tool_calls=[CALL | {"type": "custom"}]), "tool_calls[0].custom", "missing_required_parameter"),
+    (assistant(tool_calls=[CUSTOM_CALL | {"custom": 1}]), "tool_calls[0].custom", "invalid_type"),
+    (
+        assistant(tool_calls=[CUSTOM_CALL | {"custom": {"name": "f", "input": 1}}]),
+        "tool_calls[0].custom.input",
+        "invalid_type",
+    ),
     (assistant(tool_calls=[CALL | {"function": 1}]), "tool_calls[0].function", "invalid_type"),
     (assistant(tool_calls=[CALL | {"colour": 1}]), "tool_calls[0].colour", "unknown_parameter"),
     (
@@ -110,6 +128,50 @@ def test_a_bad_history_is_refused_by_its_path(message: dict[str, Any], field: st
     with pytest.raises(RefusedError) as refusal:
         parsed(message)
     assert (refusal.value.problem.param, refusal.value.problem.code) == (f"messages[1].{field}", code)
+
+
+OTHERS = [
+    {"type": "custom", "custom": {"name": "apply_patch", "format": {"type": "text"}}},
+    {"type": "custom", "name": "ApplyPatch", "description": "Edits.", "format": {"type": "grammar"}},
+    {"type": "web_search"},
+    {"type": "web_search_preview", "search_context_size": "low"},
+    {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
+    {"type": "openrouter:web_search"},
+    {"type": "browser_search"},
+    {"type": "builtin_function", "function": {"name": "$web_search"}},
+    {"type": "code_interpreter", "container": {"type": "auto"}},
+    {"type": "mcp", "server_label": "notes", "server_url": "https://notes.example"},
+    {"type": "namespace", "name": "mcp__notes", "tools": []},
+    {"type": "local_shell"},
+    {"type": "computer_use_preview", "display_width": 800},
+]
+"""Tools that clients send in chats beside functions."""
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda other: str(other["type"]))
+def test_a_tool_that_is_no_function_is_skipped_by_name_unless_a_call_is_demanded(other: dict[str, Any]) -> None:
+    for choice in (None, "auto", "none"):
+        chat = parsed(tools=[other, tool()], tool_choice=choice)
+        assert [kept.name for kept in chat.tool_use.tools] == ["f"]
+        assert chat.options.ignored == (f"tools[0]:{other['type']}",)
+    for demanded in ("required", {"type": "function", "function": {"name": "f"}}):
+        with pytest.raises(RefusedError, match="with tool_choice 'auto'") as refusal:
+            parsed(tools=[other, tool()], tool_choice=demanded)
+        assert refusal.value.problem.param == "tools[0].type"
+    assert parsed(tools=[other]).tool_use == NO_TOOLS
+
+
+def test_a_function_may_be_written_as_in_responses() -> None:
+    flat = parsed(tools=[FLAT, tool(name="g")], tool_choice={"type": "function", "name": "f"}).tool_use
+    assert [kept.name for kept in flat.tools] == ["f", "g"]
+    assert (flat.mode, flat.named) == (ToolMode.REQUIRED, "f")
+    assert flat.tools[0].parameters == {"type": "object"}
+
+
+def test_a_custom_call_of_another_provider_may_be_resent_with_its_result() -> None:
+    answer = {"role": "tool", "tool_call_id": "c1", "content": "Done."}
+    *_, resent, _ = parsed(assistant(tool_calls=[CUSTOM_CALL]), answer).messages
+    assert resent["tool_calls"][0]["function"] == {"name": "apply_patch", "arguments": {"input": "*** Begin Patch"}}
 
 
 def call(number: int) -> dict[str, Any]:

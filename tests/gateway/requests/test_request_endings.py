@@ -28,6 +28,7 @@ from baton_gateway.requests.request_events import (
     WorkerLost,
 )
 from baton_testing.gateway.request_drive import D1, D2, DEADLINE_S, P1, P2, PROMPT, REQUEST, Drive, started
+from baton_wire.messages.encoding import Encode
 from baton_wire.messages.gateway_link import Cancel, Prefill, Reserve, Retarget
 from baton_wire.messages.values import Finish, Reason, SamplingParams, pack_ids, unpack_ids
 
@@ -249,7 +250,7 @@ def _random_event(drive: Drive, random_: random.Random, length: int) -> None:
         return
     send = random_.choice(drive.sent[-12:])
     message = send.message
-    if isinstance(message, Cancel | Retarget):
+    if isinstance(message, Cancel | Retarget | Encode):
         return
     start = len(unpack_ids(message.tokens)) - message.prompt_tokens
     choice = random_.choice(message.choices)

@@ -110,6 +110,8 @@ def test_what_moves_no_pod_makes_no_template(fields: dict[str, object]) -> None:
         ({"kvTransfer__minBandwidth": "10GB/s"}, set(POOL_ROLES)),
         ({"gateway__limits": {"maxRequestDuration": "30s"}}, {*POOL_ROLES, Role.GATEWAY}),
         ({"decode__env": [{"name": "UCX_TLS", "value": "tcp"}]}, {Role.DECODE}),
+        ({"gateway__limits": {"oversizedMaxTokens": "Clamp"}}, {Role.GATEWAY}),
+        ({"gateway__limits": {"oversizedMaxTokens": "Refuse"}}, set()),
         ({"gateway__resources": {"cpu": "2"}}, {Role.GATEWAY}),
         ({"decode__resources": {"limits": {"cpu": 2}}}, {Role.DECODE}),
         ({"model__fetch": {"resources": {"cpu": "2"}}}, set()),

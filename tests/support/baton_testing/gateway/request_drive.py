@@ -10,6 +10,7 @@ from baton_gateway.requests.request_events import (
     Admitted,
     Arrived,
     Deliver,
+    DeliverEncoded,
     DeliverPrompt,
     End,
     Event,
@@ -111,6 +112,8 @@ class Drive:
                 return f"deliver {action.choice}:{','.join(map(str, action.ids))}"
             case DeliverPrompt(prompt, first_index, logprobs):
                 return f"prompt {prompt}:{first_index}+{len(logprobs)}"
+            case DeliverEncoded(prompt):
+                return f"encoded {prompt}"
             case End():
                 self.ends.append(action)
                 assert len(self.ends) == 1, "ended twice"

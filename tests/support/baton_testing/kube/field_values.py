@@ -132,6 +132,7 @@ VALUES: dict[str, object] = {
     "gateway.limits.maxQueueDuration": "3s",
     "gateway.limits.maxQueued": 77,
     "gateway.limits.maxRequestDuration": "31s",
+    "gateway.limits.oversizedMaxTokens": "Clamp",
     "imagePullSecrets": ["pull"],
     "pullSecrets": [{"name": "pull"}],
     "podMetadata.labels": {"a": "b"},

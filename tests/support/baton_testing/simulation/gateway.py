@@ -44,6 +44,7 @@ from baton_testing.simulation.swayed_table import SwayedTable
 from baton_testing.simulation.worker import SimWorker, WorkerWorld
 from baton_wire.liveness import PeerState
 from baton_wire.messages import codec
+from baton_wire.messages.encoding import Encode
 from baton_wire.messages.gateway_link import (
     AskCachedPlaces,
     CachedPlaces,
@@ -213,7 +214,7 @@ class SimGateway(SimProcess):
     def _linked(self, end: LinkEnd, hello: Hello) -> None:
         def send(message: ToWorker) -> bool:
             is_sent = end.send(codec.encode(message))
-            if is_sent and not isinstance(message, Flip | Holding | AskCachedPlaces):
+            if is_sent and not isinstance(message, Flip | Holding | AskCachedPlaces | Encode):
                 self.legs.sent(hello.epoch, message)
             return is_sent
 

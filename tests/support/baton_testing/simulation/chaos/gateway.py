@@ -111,11 +111,10 @@ class ChaosRelay(SimRelay):
         _preparing.set(live)
         await super()._prepare(live)
 
-    def _admit_one(self, ticket: int) -> None:
-        live = self._by_ticket.get(ticket)
-        if live is not None:
+    def _admit_one(self, live: LiveRequest) -> None:
+        if live.ticket in self._by_ticket:
             self.gateway.begins(live)
-        super()._admit_one(ticket)
+        super()._admit_one(live)
 
     def _park(self, live: LiveRequest, problem: Any) -> Any:
         cast(ChaosClient, live.writer).parked += 1
