@@ -69,7 +69,7 @@ def compile_tenants(
         owners |= {key.sha256: name for key in row.keys}
         sizes[place] = sizes.get(place, 0) + size
         rows.setdefault(place, []).append(row)
-    shards = {place: _shard(place, tuple(found), before.get(place), now_s) for place, found in sorted(rows.items())}
+    shards = {place: _shard(place, tuple(tenants), before.get(place), now_s) for place, tenants in sorted(rows.items())}
     return CompiledTenants(shards, problems)
 
 

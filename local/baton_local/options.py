@@ -21,9 +21,8 @@ from baton_local.argument_types import (
 )
 from baton_local.command_parser import CommandParser, add_renamed, apply_renamed
 from baton_local.command_texts import ALIASES, TEXTS
-from baton_local.shared_options import KEY_VARIABLE, add_fetch_options
+from baton_local.shared_options import DEFAULT_PORT, KEY_VARIABLE, add_fetch_options
 
-DEFAULT_PORT = 8000
 HELP_WIDTH = 78
 NAME_HELP = "NAME or NAMESPACE.NAME of a deployment (default: the one that runs)"
 DISTRIBUTION = "baton-serving"
@@ -276,30 +275,9 @@ def _add_down(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--cluster", action="store_true", help="check the cluster of the kubeconfig instead of this machine"
-    )
-    parser.add_argument(
-        "--context", metavar="NAME", help="context of the kubeconfig; implies --cluster (default: the current one)"
-    )
-    parser.add_argument("--namespace", metavar="NAME", help="of the LLMDeployments (default: the context's)")
-    parser.add_argument(
-        "--operator-namespace", default="baton-system", metavar="NAME", help="of the operator (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--port",
-        type=integer(1, 65_535),
-        default=DEFAULT_PORT,
-        metavar="N",
-        help="port that a gateway is to take (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=some_seconds,
-        default="10s",
-        metavar="TIME",
-        help="time after which what has not answered is reported as unknown (default: %(default)s)",
-    )
+    from baton_local.doctor.doctor_options import add_options
+
+    add_options(parser)
     _add_format(parser)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from baton_local.argument_types import size
 
+DEFAULT_PORT = 8000
+"""Port of the API on this machine."""
 KEY_VARIABLE = "BATON_API_KEY"
 """Environment variable with an API key: the one that `baton up` asks clients for, and that other commands send."""
 

@@ -42,7 +42,7 @@ class ReplicaSpec(Model):
 
 
 NO_WORKERS = ReplicaSpec.model_construct(min=0, max=0)
-"""Of the decode pool that a deployment does not have."""
+"""The decode pool of a deployment without one."""
 
 
 class AcceleratorType(enum.StrEnum):

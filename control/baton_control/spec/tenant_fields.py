@@ -85,7 +85,7 @@ class TenantLimitSpec(Model):
 
 
 class TenantSpec(Model):
-    """What the tenant is let in by, and what it may have."""
+    """The keys that let the tenant in, and what it may have."""
 
     api_keys: Annotated[tuple[TenantKeySpec, ...], Field(max_length=MAX_KEYS, strict=False)] = ()
     """Keys of the tenant, as digests. Two make a rotation without an interruption. Empty: none is let in by a key."""

@@ -338,12 +338,12 @@ class TelemetryServer:
     async def _beat(self, key: Key, epoch: bytes, frames: SignedFrames) -> None:
         """Send heartbeats with the current orders, or the holder of the Lease while this process is a standby."""
         sent: dict[int, int] = {}
-        told = 0
+        sent_limits = 0
         while True:
             changed = self._ordered.setdefault(key, asyncio.Event())
             is_standby, holder = self._standby()
             await self._send_tenants(key, frames, sent)
-            told = await self._send_limits(key, epoch, frames, told)
+            sent_limits = await self._send_limits(key, epoch, frames, sent_limits)
             for order in () if is_standby else self._orders.get(key, ()):
                 await self._order(key, frames, order)
             with contextlib.suppress(TimeoutError):

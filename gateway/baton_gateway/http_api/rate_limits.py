@@ -29,7 +29,8 @@ class ChargedRequest:
     live: LiveRequest | None = None
 
     def cost(self) -> Cost:
-        """What the request took in the end. Nothing, if it was refused on arrival: that may be for other tenants."""
+        """The cost that the request had in the end. Nothing, if it was refused on arrival: that may be for other
+        tenants."""
         if self.live is None:
             return NOTHING
         life = self.live.life
@@ -67,7 +68,7 @@ def check_model(tenant: Tenant, model: str) -> None:
 
 
 def expected_cost(request: ChatRequest | CompletionRequest, work: Work) -> Cost:
-    """What a request probably takes: prompts that differ count each, and every choice has an answer."""
+    """The cost that a request probably has: prompts that differ count each, and every choice has an answer."""
     prompts = 1 if isinstance(request, ChatRequest) else len(request.prompts)
     return Cost(1, work.prompt_tokens * prompts, work.output_tokens * prompts)
 

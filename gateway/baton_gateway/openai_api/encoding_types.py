@@ -22,7 +22,7 @@ Input = str | tuple[int, ...]
 
 
 class EncodeTask(enum.Enum):
-    """What a request wants of its inputs."""
+    """The result that a request wants of its inputs."""
 
     EMBED = "embed"
     SCORE = "score"

@@ -78,7 +78,7 @@ class OperatorSources:
     take_shard: Callable[[bytes], None] = lambda content: None
     """Called with a shard of the table of tenants."""
     limit_uses: Callable[[], tuple[LimitUse, ...]] = tuple
-    """What tenants used of their limits since the last call."""
+    """Use of tenants' limits since the last call."""
     take_shares: Callable[[LimitOrder], None] = lambda order: None
     """Called with this process's parts of limits."""
 

@@ -1,4 +1,4 @@
-"""What workers compute for a request without an answer: its prompts, the result of each, and the scores made of them.
+"""The work for a request without an answer: its prompts, the result of each, and the scores made of them.
 
 Pure. What a model makes of a prompt is in the limits that its workers announced.
 """

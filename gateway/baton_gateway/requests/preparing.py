@@ -46,7 +46,7 @@ _SEEDS = 1 << 63
 MAX_END_IDS = 128
 """End ids of a model that are sent to workers; a client's own stop ids fit into the message besides."""
 ENCODED_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
-"""Of a prompt that is encoded: nothing is drawn."""
+"""Sampling of a prompt that is encoded: nothing is drawn."""
 MAX_PROMPT_VALUES = 1 << 18
 """Log probabilities of prompt tokens in one answer: all are held until its first token."""
 

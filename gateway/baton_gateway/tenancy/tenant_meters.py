@@ -34,7 +34,7 @@ def limit_of(measure: LimitMeasure, limits: TenantLimits) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one request takes of its tenant's limits."""
+    """The cost of one request to its tenant's limits."""
 
     requests: float
     input_tokens: float
@@ -66,7 +66,7 @@ class OverLimit:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """What is left of one limit."""
+    """The rest of one limit."""
 
     limit: int
     remaining: int
@@ -90,7 +90,7 @@ class _Meter:
 
 @dataclass(slots=True)
 class Charge:
-    """What one request was charged, until `TenantMeters.settle`."""
+    """The charge for one request, until `TenantMeters.settle`."""
 
     tenant: Tenant
     cost: Cost
@@ -149,7 +149,7 @@ class TenantMeters:
             gauge.wanted += more
 
     def remaining(self, tenant: Tenant, now: float) -> Mapping[LimitMeasure, Remaining]:
-        """What is left of each limit that the tenant has."""
+        """Return the rest of each limit that the tenant has."""
         meter = self._meter(tenant, now)
         if meter is None:
             return {}
@@ -158,7 +158,7 @@ class TenantMeters:
     # Shares of other processes ----------------------------------------------------------------------------------------
 
     def usage(self, now: float, most: int) -> list[LimitUse]:
-        """What was wanted since the last call, of at most `most` limits; those that are left out come next time."""
+        """List the use since the last call of at most `most` limits; those that are left out come next time."""
         used: list[LimitUse] = []
         for name, meter in self._meters.items():
             for measure, gauge in meter.gauges.items():

@@ -399,7 +399,7 @@ class WorkerTable:
         return ModelLimits(min(largest.values()), min(vocabularies))
 
     def encoding(self, fingerprint: PairFingerprint) -> EncodingLimits | None:
-        """What the revision's workers make of prompts besides answers; None: nothing."""
+        """The results that the revision's workers compute of prompts besides answers; None: nothing."""
         return next((worker.hello.encoding for worker in self._of(fingerprint) if worker.hello.encoding), None)
 
     def _of(self, fingerprint: PairFingerprint) -> list[LinkedWorker]:

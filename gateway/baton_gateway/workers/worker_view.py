@@ -42,7 +42,7 @@ class WorkerView:
     keeps_answers: bool = False
     """A prefill worker that may decode prompts that it computed (prefill-local)."""
     encoding: EncodingLimits | None = None
-    """What it makes of prompts besides answers; None: nothing."""
+    """The results that the worker computes of prompts besides answers; None: nothing."""
     is_draining: bool = False
     is_suspect: bool = False
     token_s: float | None = None

@@ -31,7 +31,7 @@ LOOKS_A_ROUND = 64
 
 
 FIRST_BYTES = 4_096
-"""What is looked at of the bytes that a client has sent: most heads of requests are shorter."""
+"""Bytes of a client that are looked at: most heads of requests are shorter."""
 
 Classify = Callable[[bytes, str], LoopAccount]
 """Returns the account that a connection seems to belong to, by its first bytes and its address."""

@@ -34,7 +34,7 @@ MAX_LIMITS = 1_000
 
 
 class LimitMeasure(enum.StrEnum):
-    """What is limited, named after the field of an LLMTenant."""
+    """The measure that is limited, named after the field of an LLMTenant."""
 
     REQUESTS = "requestsPerMinute"
     INPUT = "inputTokensPerMinute"
@@ -92,16 +92,16 @@ class ModelConfigFile(Message, frozen=True, tag=5):
 
 
 class LimitUse(NestedValue, frozen=True):
-    """What one process did with one limit of a tenant since its last report."""
+    """Use of one limit of a tenant by one process since its last report."""
 
     tenant: TenantName
     measure: LimitMeasure
     per_minute: Amount
     """The limit; for `CONCURRENT` the number of sequences."""
     wanted: Amount
-    """What was spent or refused; for `CONCURRENT` the sequences that run or wait."""
+    """Amount that was spent or refused; for `CONCURRENT` the sequences that run or wait."""
     level: Annotated[float, Meta(ge=-1e15, le=1e15)]
-    """What is left in this process; for `CONCURRENT` the sequences that run."""
+    """Amount that is left in this process; for `CONCURRENT` the sequences that run."""
 
 
 class LimitReport(Message, frozen=True, tag=6):

@@ -33,7 +33,7 @@ class RequestLimits:
     keeps_answers: bool = False
     """A prefill worker decodes what it computed where a gateway asks for it."""
     encoding: EncodingLimits | None = None
-    """What it makes of prompts besides answers; None: nothing."""
+    """The results that the worker computes of prompts besides answers; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

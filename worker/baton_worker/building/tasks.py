@@ -1,4 +1,4 @@
-"""What a worker makes of prompts, by its model and the tasks that it was given."""
+"""The tasks that a worker serves, by its model and the tasks that it was given."""
 
 from __future__ import annotations
 
