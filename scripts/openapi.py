@@ -195,6 +195,7 @@ RAW: dict[str, Schema] = {
     **{f"guided_{name}": schema for name, schema in OUTPUTS.items()},
     "stream_options": {"anyOf": [{"$ref": "#/components/schemas/StreamOptions"}, {"type": "null"}]},
     "tokens": IDS,
+    **openapi_apis.PRIORITY,
 }
 NOT_ALWAYS = (
     "messages[].content", "messages[].content[].text", "messages[].content[].refusal", "messages[].tool_call_id",

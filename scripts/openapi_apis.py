@@ -14,7 +14,14 @@ from typing import Any
 from openapi_answers import Schema
 
 from baton_gateway.apis import message_tools, messages_request, response_tools, responses_request, text_blocks
-from baton_gateway.openai_api import chat_messages, encoding_types, openai_fields, openai_types, tool_fields
+from baton_gateway.openai_api import (
+    chat_messages,
+    encoding_types,
+    openai_fields,
+    openai_types,
+    priority_fields,
+    tool_fields,
+)
 
 Body = tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]
 
@@ -49,7 +56,23 @@ MAX_TOKENS: Schema = {"type": "integer", "minimum": 1, "maximum": openai_types.M
 NAME: Schema = {"type": "string", "pattern": f"^{tool_fields.TOOL_NAME.pattern}$"}
 BLOCKS = _list(_ref("MessageBlock"), chat_messages.MAX_PARTS, 1)
 TEXTS: Schema = {"anyOf": [TEXT, _list(_ref("MessageText"), chat_messages.MAX_PARTS)]}
+PRIORITY: dict[str, Schema] = {
+    "service_tier": {"enum": [*priority_fields.TIERS, None], "description": "`priority` wins over it."},
+    "priority": {
+        "anyOf": [
+            {
+                "type": ["integer", "null"],
+                "minimum": -priority_fields.MAX_PRIORITY - 1,
+                "maximum": priority_fields.MAX_PRIORITY,
+            },
+            {"enum": ["interactive", "standard", "batch"]},
+        ],
+        "description": "Smaller numbers go first: below 0 `interactive`, 0 `standard`, above 0 `batch`.",
+    },
+}
 MESSAGE_RAW: dict[str, Schema] = {
+    **PRIORITY,
+    "service_tier": {"enum": [*priority_fields.TIERS, "standard_only", None]},
     "model": MODEL,
     "max_tokens": MAX_TOKENS,
     "system": _or_null(TEXTS),
@@ -170,6 +193,7 @@ RESPONSE_RAW: dict[str, Schema] = {
     "text.format.strict": {"type": ["boolean", "null"]},
     "reasoning": _or_null(_ref("ResponseReasoning")),
     "include": _or_null(_list({"enum": list(responses_request.INCLUDABLE)}, len(responses_request.INCLUDABLE))),
+    **PRIORITY,
 }
 RESPONSE_NAMES = {
     "input[].": "ResponseItem",
@@ -219,6 +243,7 @@ DOCUMENT: Schema = {
     ]
 }
 ENCODING_RAW: dict[str, Schema] = {
+    **PRIORITY,
     "model": MODEL,
     "input": INPUTS,
     "encoding_format": {"enum": ["float", "base64", None]},

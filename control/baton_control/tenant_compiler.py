@@ -89,6 +89,7 @@ def tenant_row(tenant: LLMTenant) -> TenantRow:
             limits.max_context_tokens,
         ),
         spec.prompt_cache is PromptCache.SHARED,
+        tuple(spec.priorities),
     )
 
 

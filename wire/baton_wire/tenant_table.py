@@ -7,6 +7,7 @@ empty. Keys are in it as SHA-256 digests alone.
 
 from __future__ import annotations
 
+import enum
 import zlib
 from typing import Annotated
 
@@ -28,6 +29,15 @@ MAX_CONCURRENT = 1_000_000
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 PerMinute = Annotated[int, Meta(ge=1, le=MAX_PER_MINUTE)]
+
+
+class PriorityClass(enum.StrEnum):
+    """The class of a request, among the requests of its own tenant."""
+
+    BATCH = "Batch"
+    """Begins only where no request of another class waits for room."""
+    STANDARD = "Standard"
+    INTERACTIVE = "Interactive"
 
 
 class TenantKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -64,6 +74,8 @@ class TenantRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     limits: TenantLimits = NO_LIMITS
     shares_prefixes: bool = False
     """True: its cached prefixes are shared with other tenants that say so."""
+    priorities: Annotated[tuple[PriorityClass, ...], Meta(max_length=len(PriorityClass))] = ()
+    """Classes that its requests may ask for; empty: all."""
 
 
 class TenantShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

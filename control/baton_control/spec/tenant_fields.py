@@ -22,6 +22,7 @@ from baton_wire.tenant_table import (
     MAX_MODELS,
     MAX_PER_MINUTE,
     MAX_WEIGHT,
+    PriorityClass,
 )
 
 TENANT_KIND = "LLMTenant"
@@ -95,6 +96,10 @@ class TenantSpec(Model):
     """Served names of the models that it may ask. Empty: all."""
     prompt_cache: Annotated[PromptCache, Field(strict=False)] = PromptCache.OWN
     """`Shared`: cached prefixes are shared with other such tenants, which can then learn of equal prompts."""
+    priorities: Annotated[
+        tuple[Annotated[PriorityClass, Field(strict=False)], ...], Field(max_length=len(PriorityClass), strict=False)
+    ] = ()
+    """Classes that its requests may ask for. Empty: all. They order the tenant's own requests, not those of others."""
     limits: TenantLimitSpec = TenantLimitSpec()
 
     @model_validator(mode="after")
@@ -102,6 +107,7 @@ class TenantSpec(Model):
         for field, values in (
             ("apiKeys", [key.sha256 for key in self.api_keys]),
             ("models", list(self.models)),
+            ("priorities", list(self.priorities)),
         ):
             if len(set(values)) < len(values):
                 raise broken_rule(field, "not allowed: entries must differ")

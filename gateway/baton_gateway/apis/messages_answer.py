@@ -18,6 +18,7 @@ from baton_gateway.openai_api.collected_message import CollectedMessage
 from baton_gateway.openai_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
 from baton_gateway.openai_api.logprob_json import LogprobsJson
 from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, Usage, message_and_param
+from baton_wire.tenant_table import PriorityClass
 
 _encode = msgspec.json.Encoder().encode
 
@@ -41,6 +42,12 @@ _ERROR_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
+_TIERS = {
+    PriorityClass.BATCH: "batch",
+    PriorityClass.STANDARD: "standard",
+    PriorityClass.INTERACTIVE: "priority",
+}
+"""The `usage.service_tier` of each class, as Anthropic's API names it."""
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")} | {
     "tool_use": ("input_json_delta", "partial_json")
@@ -64,7 +71,7 @@ class _MessagesForm:
 
     def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> list[JsonBytes]:
         [choice] = choices
-        message = _message(answer, _blocks(choice.message), _usage(usage))
+        message = _message(answer, _blocks(choice.message), _usage(answer, usage))
         return json_pieces(message | _ending(choice.finish, choice.stop))
 
     def writer(self, answer: AnswerHead) -> EventWriter:
@@ -119,7 +126,7 @@ def _ending(finish: str, stop: str | None) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": stop}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(answer: AnswerHead, usage: Usage) -> dict[str, Any]:
     """Return the fields of `usage`. As in Anthropic's API, `input_tokens` excludes tokens that were cached.
 
     Unknown details are left out.
@@ -131,6 +138,8 @@ def _usage(usage: Usage) -> dict[str, Any]:
     fields["output_tokens"] = usage.completion_tokens
     if reasoning is not None:
         fields["output_tokens_details"] = {"thinking_tokens": reasoning}
+    if answer.head.priority is not None:
+        fields["service_tier"] = _TIERS[answer.head.priority]
     return fields
 
 
@@ -151,7 +160,7 @@ class MessageWriter:
         """Ignore it: only the last event has the usage."""
 
     def beginning(self, index: int) -> Sequence[JsonBytes]:
-        message = _message(self._answer, [], _usage(Usage(self._answer.prompt_tokens, 0)))
+        message = _message(self._answer, [], _usage(self._answer, Usage(self._answer.prompt_tokens, 0)))
         return _event("message_start", {"message": message}), _event("ping", {})
 
     def part(self, index: int, part: AnswerPart) -> Sequence[JsonBytes]:
@@ -177,7 +186,7 @@ class MessageWriter:
         return (self._stop(),)
 
     def closing(self, usage: Usage) -> Sequence[JsonBytes]:
-        event = {"delta": self._ending, "usage": _usage(usage)}
+        event = {"delta": self._ending, "usage": _usage(self._answer, usage)}
         return _event("message_delta", event), _event("message_stop", {})
 
     def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> Sequence[JsonBytes]:

@@ -29,7 +29,7 @@ from baton_gateway.openai_api.openai_fields import (
 from baton_gateway.openai_api.openai_types import MAX_STOPS, MAX_TOKEN_ID, MAX_TOKENS, ChatRequest
 
 _IGNORED = (
-    "metadata", "service_tier", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id",
+    "metadata", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id",
     "diagnostics", "client_metadata", "litellm_metadata", "betas", "anthropic_beta", "anthropic_version", "fallbacks",
 )  # fmt: skip
 """Fields that are accepted without effect: they concern the provider's side, not the answer."""
@@ -66,7 +66,8 @@ def parse_token_count(raw: dict[str, Any], unknown: UnknownFields = UnknownField
 
 def _parse(fields: Fields, body: ChatBody, unknown: UnknownFields, max_tokens: int | None = None) -> ChatRequest:
     """Parse the fields that both bodies have. `max_tokens`: None if nothing is generated."""
-    body.set_fields(model=fields.require("model"))
+    body.set_fields(model=fields.require("model"), priority=fields.take("priority"))
+    body.set_fields(service_tier=_service_tier(fields.take("service_tier")))
     _read_system(fields.take("system"), body)
     _read_messages(fields.require("messages"), body)
     choice = _read_tool_choice(fields.take("tool_choice"), body)
@@ -82,6 +83,11 @@ def _parse(fields: Fields, body: ChatBody, unknown: UnknownFields, max_tokens: i
     fields.refuse("context_management", "a conversation is used as it was sent", harmless=_NO_EDITS)
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
     return body.parse((*fields.end(unknown), *tools.skipped))
+
+
+def _service_tier(value: Any) -> Any:
+    """The tier by OpenAI's name: this API calls the default tier another name."""
+    return "default" if value == "standard_only" else value
 
 
 def _stop_sequences(value: Any) -> list[Any] | None:

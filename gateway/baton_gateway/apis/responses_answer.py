@@ -19,6 +19,7 @@ from baton_gateway.errors import Problem
 from baton_gateway.openai_api.answer_forms import EventWriter
 from baton_gateway.openai_api.json_pieces import EncodedJson, GrowingText, JsonBytes, json_pieces
 from baton_gateway.openai_api.logprob_json import ChatLogprobs, LogprobsJson
+from baton_gateway.openai_api.priority_fields import used_tier
 from baton_gateway.openai_api.response_encoding import AnswerHead, FinishedChoice, Usage, error_body, message_and_param
 
 _encode = msgspec.json.Encoder().encode
@@ -76,6 +77,7 @@ class ResponsesForm:
             "store": False,
             "truncation": "disabled",
             "usage": None if usage is None else _usage(usage),
+            **({} if answer.head.priority is None else {"service_tier": used_tier(answer.head.priority)}),
             **self.echo,
         }
 

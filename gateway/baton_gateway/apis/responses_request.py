@@ -38,7 +38,7 @@ from baton_gateway.openai_api.openai_types import MAX_LOGPROBS, MAX_TOKENS, Chat
 _encode = msgspec.json.Encoder().encode
 _NOT_STORED = "answers are not stored: send the whole conversation as 'input'"
 _IGNORED = (
-    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "service_tier",
+    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
     "max_tool_calls", "client_metadata", "cache_control",
 )  # fmt: skip
 """Fields that are accepted without effect: they concern the provider's side or its tools, not the answer."""
@@ -68,6 +68,8 @@ def parse_response(
     _read_input(fields.require("input"), body)
     body.set_fields(
         prompt_cache_key=fields.peek_text("prompt_cache_key") or None,
+        service_tier=fields.take("service_tier"),
+        priority=fields.take("priority"),
         max_completion_tokens=fields.integer("max_output_tokens", 1, MAX_TOKENS),
         stream=fields.flag("stream", False),
         temperature=fields.number("temperature", 0, 2),

@@ -26,9 +26,11 @@ from baton_gateway.openai_api.openai_fields import (
     wrong_type,
 )
 from baton_gateway.openai_api.output_format_fields import check_may_end, read_output_format
+from baton_gateway.openai_api.priority_fields import read_priority
 from baton_gateway.openai_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting, read_thinking_budget
 from baton_gateway.openai_api.tool_fields import read_tool_use
 from baton_gateway.structured_outputs.output_format import OutputFormat
+from baton_wire.tenant_table import PriorityClass
 
 MAX_CHOICES = 16
 MAX_TOKENS = 1 << 20
@@ -42,7 +44,7 @@ MAX_STOP_IDS = 64
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,7}")
 
 _IGNORED = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "prompt_cache_options", "client_metadata", "cache_control", "session_id", "trace", "provider", "route",
     "include_reasoning", "litellm_metadata", "litellm_session_id", "length_penalty", "early_stopping",
 )  # fmt: skip
@@ -111,6 +113,10 @@ class Options:
     """The client's name of the session; a hint for routing."""
     alias: str | None = None
     """The alias that the client wrote in `model`; answers repeat it."""
+    priority: PriorityClass | None = None
+    """The class that the client asks for; None: it asks for none."""
+    echoes_tier: bool = False
+    """True if the answer has the `service_tier` that was used."""
 
 
 _NO_ANSWER = Options(
@@ -229,6 +235,8 @@ def _options(
         output_format=read_output_format(fields),
         returns_token_ids=fields.flag("return_token_ids", False),
         prompt_cache_key=fields.peek_text("prompt_cache_key"),
+        echoes_tier=fields.peek("service_tier") is not None,
+        priority=read_priority(fields),
     )
     if options.output_format is not None:
         check_may_end(options.output_format.field, options.ignore_eos, options.min_tokens)
@@ -246,8 +254,9 @@ def read_plain_options(fields: Fields, unknown: UnknownFields) -> Options:
     model = check_text(fields.require("model"), "model", 253)
     truncation = _truncation(fields.integer("truncate_prompt_tokens", -1, MAX_TOKENS))
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
-    ignored = fields.end(unknown)
-    return replace(_NO_ANSWER, model=model, truncate_prompt_tokens=truncation, ignored=ignored)
+    priority = read_priority(fields)
+    options = replace(_NO_ANSWER, model=model, truncate_prompt_tokens=truncation, priority=priority)
+    return replace(options, ignored=fields.end(unknown))
 
 
 def check_held(field: str, options: Options, prompts: int = 1) -> None:

@@ -18,8 +18,10 @@ from baton_gateway.openai_api.collected_message import CollectedMessage
 from baton_gateway.openai_api.json_pieces import EncodedJson, JsonBytes, json_pieces
 from baton_gateway.openai_api.logprob_json import LogprobsJson, logprobs_json
 from baton_gateway.openai_api.openai_types import ApiEndpoint
+from baton_gateway.openai_api.priority_fields import used_tier
 from baton_gateway.text.revision_text import TextModel
 from baton_wire.messages.values import unpack_ids
+from baton_wire.tenant_table import PriorityClass
 
 DONE = b"data: [DONE]\n\n"
 MAX_MESSAGE_CHARS = 4_096
@@ -36,18 +38,22 @@ class ResponseHead:
     created: int
     model: str
     system_fingerprint: str
+    priority: PriorityClass | None = None
+    """The class of the request, which the answer names; None: it does not."""
 
     def fields(self, is_chunk: bool) -> dict[str, Any]:
         if self.endpoint is ApiEndpoint.CHAT:
             kind = "chat.completion.chunk" if is_chunk else "chat.completion"
         else:
             kind = "text_completion"
+        tier = {} if self.priority is None else {"service_tier": used_tier(self.priority)}
         return {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
+            **tier,
         }
 
 

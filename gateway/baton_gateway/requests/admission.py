@@ -9,6 +9,10 @@ The tenant with the least running for its weight goes first, so that one tenant'
 take the room of others. The room has a spare part beyond its limit for tenants that have little running: the less a
 tenant has, the more of the spare part it may use. And a tenant with less in the queue evicts the newest request of the
 tenant with the most.
+
+Classes and sessions order a tenant's own requests (`waiting_line`); between tenants weights decide, whatever class a
+request names. The batch class alone goes after all tenants' other requests: it begins where none of them waits for
+room, takes no spare room, has few requests on their way to workers, and is evicted first.
 """
 
 from __future__ import annotations
@@ -16,18 +20,21 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
-from baton_gateway.requests.fair_eviction import RoomClaim, TenantUsage, select_evictions
+from baton_gateway.requests.fair_eviction import RoomClaim, select_evictions
 from baton_gateway.requests.tenant import Tenant
+from baton_gateway.requests.tenant_queue import TenantQueue
+from baton_gateway.requests.waiting_line import STANDARD_PLACE, QueuePlace, WaitingRequest
 from baton_wire.messages.operator_link import LimitMeasure, LimitUse
 
 SPARE = 8
 """1/SPARE of `max_running` is allowed on top, less what the tenant has running for its weight."""
+BATCH_ON_THE_WAY = 16
+"""Sequences of the batch class that may be admitted and not at a worker yet. So they build no queue there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,57 +54,10 @@ class Verdict(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Waiting:
-    gives_up_s: float
-    sequences: int
-    at_once: int
-    effort: int
-
-
-@dataclass(slots=True)
 class _Running:
     sequences: int
     effort: int
-
-
-@dataclass(slots=True)
-class _TenantQueue:
-    tenant: Tenant
-    running: int = 0
-    """Running sequences."""
-    room: int = 0
-    """The process's room that they take: sequences times their effort."""
-    queued: int = 0
-    """Waiting sequences."""
-    waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict)
-    """By ticket, in order of arrival."""
-    next_start: float = 0.0
-    """Virtual time at which its next sequences start, after those that have begun (as in `fair_share`)."""
-
-    def may_run(self, sequences: int) -> bool:
-        limit = self.tenant.max_running
-        return limit is None or (limit > 0 and not self.running) or self.running + sequences <= limit
-
-    @property
-    def load(self) -> float:
-        return self.room / self.tenant.weight
-
-    @property
-    def headroom(self) -> int | None:
-        """The number of sequences that its quota lets begin now; None: any number."""
-        limit = self.tenant.max_running
-        if limit is None:
-            return None
-        if limit and not self.running:
-            return max(limit, self.first().at_once if self.waiting else 0)
-        return max(0, limit - self.running)
-
-    def usage(self) -> TenantUsage:
-        newest = ((ticket, waiting.sequences) for ticket, waiting in reversed(self.waiting.items()))
-        return TenantUsage(self.tenant.weight, self.queued, newest)
-
-    def first(self) -> _Waiting:
-        return next(iter(self.waiting.values()))
+    is_batch: bool
 
 
 class Admission:
@@ -106,14 +66,16 @@ class Admission:
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._tickets = itertools.count(1)
-        self._queues: dict[str, _TenantQueue] = {}
-        self._owner: dict[int, _TenantQueue] = {}
+        self._queues: dict[str, TenantQueue] = {}
+        self._owner: dict[int, TenantQueue] = {}
         self._running: dict[int, _Running] = {}
         """Running requests by ticket."""
         self._num_running = 0
         self._room_taken = 0
         self._num_waiting = 0
-        self._virtual = 0.0
+        self._virtual = [0.0, 0.0]
+        self._on_the_way: dict[int, int] = {}
+        """Sequences of the batch class that were admitted and are not at a worker, by ticket."""
 
     def reconfigure(self, limits: AdmissionLimits) -> None:
         """Apply other limits; requests that are in already stay."""
@@ -149,59 +111,89 @@ class Admission:
         return {name: (queue.running, queue.queued) for name, queue in self._queues.items()}
 
     def offer(
-        self, tenant: Tenant, sequences: int, now: float, at_once: int | None = None, effort: int = 1
+        self,
+        tenant: Tenant,
+        sequences: int,
+        now: float,
+        at_once: int | None = None,
+        effort: int = 1,
+        place: QueuePlace = STANDARD_PLACE,
     ) -> tuple[int, Verdict] | Problem:
         """Take a new request: its ticket and whether it may start, or why it is refused. `at_once`: the sequences of
         its first run; the others are released as there is room. `effort`: the plain sequences that one of them counts
         as in the room of the process.
         """
-        queue = self._queues.setdefault(tenant.name, _TenantQueue(tenant, next_start=self._virtual))
+        queue = self._queues.setdefault(tenant.name, TenantQueue(tenant, next_start=list(self._virtual)))
         queue.tenant = tenant
         at_once = sequences if at_once is None else at_once
-        if self._may_begin(queue, at_once, effort):
-            return self._start(next(self._tickets), queue, at_once, effort), Verdict.ADMITTED
+        request = WaitingRequest(now + self._limits.max_wait_s, sequences, at_once, effort, place)
+        if self._may_begin(queue, request):
+            return self._start(next(self._tickets), queue, request), Verdict.ADMITTED
         if self._is_full(sequences) or self._is_over_quota(queue, sequences):
             if not queue.running and not queue.waiting:
                 del self._queues[tenant.name]
             return errors.queue_full(self.retry_after_s(tenant))
         ticket = next(self._tickets)
-        queue.waiting[ticket] = _Waiting(now + self._limits.max_wait_s, sequences, at_once, effort)
-        queue.queued += sequences
+        queue.waiting.add(ticket, request)
         self._num_waiting += sequences
         self._owner[ticket] = queue
         return ticket, Verdict.QUEUED
 
     def select_evictions(
-        self, tenant: Tenant, sequences: int, at_once: int | None = None, effort: int = 1
+        self,
+        tenant: Tenant,
+        sequences: int,
+        at_once: int | None = None,
+        effort: int = 1,
+        place: QueuePlace = STANDARD_PLACE,
     ) -> list[int]:
-        """Waiting tickets to refuse, so that a newcomer of a tenant with less in the queue fits into it. Each is still
-        to `leave`. Empty: the newcomer needs no place of another request, or has no claim to one.
+        """Waiting tickets to refuse, so that a newcomer with more right to the queue fits into it. Each is still to
+        `leave`. Empty: the newcomer needs no place of another request, or has no claim to one.
         """
-        if not self._is_full(sequences):
+        queue = self._queues.get(tenant.name) or TenantQueue(tenant, next_start=list(self._virtual))
+        is_over_quota, is_full = self._is_over_quota(queue, sequences), self._is_full(sequences)
+        if not is_full and not is_over_quota:
             return []
-        queue = self._queues.get(tenant.name) or _TenantQueue(tenant, next_start=self._virtual)
-        at_once = sequences if at_once is None else at_once
-        if self._may_begin(queue, at_once, effort) or self._is_over_quota(queue, sequences):
+        request = WaitingRequest(0.0, sequences, sequences if at_once is None else at_once, effort, place)
+        if self._may_begin(queue, request):
             return []
-        claim = RoomClaim(tenant.name, tenant.weight, sequences)
-        usages = {name: queue.usage() for name, queue in self._queues.items() if queue.waiting}
-        return select_evictions(self._limits.max_queued, claim, usages, queue.queued) or []
+        over = self._num_waiting + sequences - self._limits.max_queued if is_full else 0
+        if is_over_quota:
+            return queue.own_evictions(place, max(over, queue.queued + sequences - (tenant.max_queued or 0)))
+        evicted = self._batch_evictions(queue, request, over)
+        if evicted is None and not place.is_batch:
+            claim = RoomClaim(tenant.name, tenant.weight, sequences)
+            usages = {name: queue.usage() for name, queue in self._queues.items() if queue.waiting}
+            evicted = select_evictions(self._limits.max_queued, claim, usages, queue.queued)
+        return queue.own_evictions(place, over) if evicted is None else evicted
+
+    def _batch_evictions(self, queue: TenantQueue, request: WaitingRequest, over: int) -> list[int] | None:
+        """Requests of the batch class to evict: every other request goes before them, and between them weights decide.
+        None: they free too little, or are not to be evicted for this one."""
+        tenant, own = queue.tenant, 0
+        usages = {name: other.usage(is_batch=True) for name, other in self._queues.items() if other.waiting}
+        room = sum(usage.size for usage in usages.values()) - over
+        claim = RoomClaim("", math.inf, 0)
+        if request.place.is_batch:
+            claim, own = RoomClaim(tenant.name, tenant.weight, request.sequences), queue.waiting.batch_sequences
+            room += request.sequences
+        return None if room < 0 else select_evictions(room, claim, usages, own)
 
     def is_over_quota(self, tenant: Tenant, sequences: int) -> bool:
         """Return whether the tenant's own `max_queued` refuses a newcomer, whatever other tenants do."""
         queue = self._queues.get(tenant.name)
         return queue is not None and self._is_over_quota(queue, sequences)
 
-    def quota_turns(self, tenant: Tenant, at_once: int) -> float:
+    def quota_turns(self, tenant: Tenant, at_once: int, place: QueuePlace = STANDARD_PLACE) -> float:
         """How many times the quota's sequences end until a newcomer's turn; 0: the quota does not hold it back."""
         limit = tenant.max_running
         if (
             limit is None
             or (queue := self._queues.get(tenant.name)) is None
-            or (not queue.waiting and queue.may_run(at_once))
+            or (not queue.waiting.has_before(place) and queue.may_run(at_once))
         ):
             return 0.0
-        return max(0.0, (queue.running + queue.queued + at_once - limit) / max(1, limit))
+        return max(0.0, (queue.running + queue.waiting.ahead(place) + at_once - limit) / max(1, limit))
 
     def startable(self, tenant: str) -> float:
         """The share of a tenant's queue that its quota lets begin now: the rest waits for its own sequences."""
@@ -210,6 +202,18 @@ class Admission:
             return 1.0
         return min(1.0, headroom / queue.queued)
 
+    def share_ahead(self, name: str, tenant: str, place: QueuePlace) -> float:
+        """The share of a tenant's queue that can go before a newcomer of `tenant` with this place: what the quota lets
+        begin, without lower classes and later turns of the newcomer's own tenant, or the batch class of another."""
+        queue = self._queues.get(name)
+        if queue is None or not queue.queued:
+            return 1.0
+        if name == tenant:
+            ahead = queue.waiting.ahead(place)
+        else:
+            ahead = queue.queued if place.is_batch else queue.queued - queue.waiting.batch_sequences
+        return min(self.startable(name), ahead / queue.queued)
+
     def waiting_for_quota(self) -> set[int]:
         """Tickets that wait for sequences of their own tenant to end: neither room nor a worker would help."""
         blocked: set[int] = set()
@@ -217,7 +221,7 @@ class Admission:
             left = queue.headroom
             if left is None:
                 continue
-            for ticket, waiting in queue.waiting.items():
+            for ticket, waiting in queue.waiting:
                 left -= waiting.at_once
                 if left < 0:
                     blocked.add(ticket)
@@ -230,17 +234,21 @@ class Admission:
     def may_grow(self, ticket: int, sequences: int) -> bool:
         """Return whether this many more of a request's sequences may run, besides those that are running."""
         queue, running = self._owner.get(ticket), self._running.get(ticket)
-        effort = 1 if running is None else running.effort
-        return queue is not None and queue.may_run(sequences) and self._has_room(queue, sequences * effort)
+        effort, is_batch = (1, False) if running is None else (running.effort, running.is_batch)
+        if queue is None or not queue.may_run(sequences) or not self._has_room(queue, sequences * effort, is_batch):
+            return False
+        return not is_batch or all(other.first().place.is_batch for other in self._ready())
 
     def set_running(self, ticket: int, sequences: int) -> list[int]:
         """Set how many of a request's sequences are running. Returns the tickets whose turn it now is."""
         running = self._running.get(ticket)
-        if running is None or running.sequences == sequences:
+        if running is None:
             return []
-        more, running.sequences = sequences - running.sequences, sequences
-        self._count(self._owner[ticket], more, running.effort)
-        return self._start_waiting() if more < 0 else []
+        has_arrived = self._on_the_way.pop(ticket, None) is not None
+        if more := sequences - running.sequences:
+            running.sequences = sequences
+            self._count(self._owner[ticket], more, running)
+        return self._start_waiting() if more < 0 or has_arrived else []
 
     def leave(self, ticket: int) -> list[int]:
         """A running or waiting request ended. Returns the tickets whose turn it now is. Unknown tickets are ignored."""
@@ -248,10 +256,10 @@ class Admission:
         if queue is None:
             return []
         if (running := self._running.pop(ticket, None)) is not None:
-            self._count(queue, -running.sequences, running.effort)
-        if (waiting := queue.waiting.pop(ticket, None)) is not None:
+            self._count(queue, -running.sequences, running)
+            self._on_the_way.pop(ticket, None)
+        if (waiting := queue.waiting.remove(ticket)) is not None:
             self._num_waiting -= waiting.sequences
-            queue.queued -= waiting.sequences
         if queue.running == 0 and not queue.waiting:
             del self._queues[queue.tenant.name]
         return self._start_waiting()
@@ -260,14 +268,16 @@ class Admission:
         """Tickets that waited too long; each is still to `leave`."""
         expired = []
         for queue in self._queues.values():
-            for ticket, waiting in queue.waiting.items():
+            for ticket, waiting in queue.waiting:
                 if waiting.gives_up_s > now:
                     break
                 expired.append(ticket)
         return expired
 
     def next_expiry(self) -> float:
-        return min((queue.first().gives_up_s for queue in self._queues.values() if queue.waiting), default=math.inf)
+        return min(
+            (queue.waiting.oldest().gives_up_s for queue in self._queues.values() if queue.waiting), default=math.inf
+        )
 
     def retry_after_s(self, tenant: Tenant) -> int:
         """A rough guess: longer with the queue, in which other tenants count as far as they go first."""
@@ -279,31 +289,53 @@ class Admission:
             ahead = max(ahead, own / max(1, tenant.max_running))
         return 1 + min(30, int(4 * ahead))
 
-    def _count(self, queue: _TenantQueue, sequences: int, effort: int) -> None:
-        """This many more of a tenant's sequences are running; negative: fewer."""
+    def _count(self, queue: TenantQueue, sequences: int, running: _Running) -> None:
+        """This many more sequences of a request are running; negative: fewer."""
+        room = sequences * running.effort
         queue.running += sequences
-        queue.room += sequences * effort
+        queue.room += room
+        queue.batch_room += room if running.is_batch else 0
         self._num_running += sequences
-        self._room_taken += sequences * effort
+        self._room_taken += room
 
-    def _may_begin(self, queue: _TenantQueue, at_once: int, effort: int) -> bool:
+    def _may_begin(self, queue: TenantQueue, request: WaitingRequest) -> bool:
         """Return whether a request may begin at once, before all that wait."""
-        if queue.waiting or not queue.may_run(at_once) or not self._has_room(queue, at_once * effort):
+        is_batch = request.place.is_batch
+        if queue.waiting.has_before(request.place) or not queue.may_run(request.at_once):
             return False
-        return not self._num_waiting or all(queue.load < other.load for other in self._ready())
+        if not self._has_room_for(queue, request):
+            return False
+        load = queue.load(is_batch=is_batch)
+        return not self._num_waiting or all(
+            is_batch <= other.first().place.is_batch
+            and (is_batch < other.first().place.is_batch or load < other.load(is_batch=is_batch))
+            for other in self._ready()
+            if other is not queue
+        )
 
-    def _turn(self, queue: _TenantQueue) -> tuple[float, float, int]:
+    def _turn(self, queue: TenantQueue) -> tuple[bool, float, float, int]:
         """The order of tenants: equally loaded ones take turns, because often none of them has anything running."""
-        return queue.load, max(self._virtual, queue.next_start), next(iter(queue.waiting))
+        ticket, request = queue.waiting.first()
+        is_batch = request.place.is_batch
+        next_start = max(self._virtual[is_batch], queue.next_start[is_batch])
+        return is_batch, queue.load(is_batch=is_batch), next_start, ticket
 
-    def _ready(self) -> Iterator[_TenantQueue]:
+    def _ready(self) -> Iterator[TenantQueue]:
         """Queues whose first request waits for room alone."""
         queues = self._queues.values()
         return (queue for queue in queues if queue.waiting and queue.may_run(queue.first().at_once))
 
-    def _has_room(self, queue: _TenantQueue, room: int) -> bool:
+    def _has_room_for(self, queue: TenantQueue, request: WaitingRequest) -> bool:
+        """Return whether the process has room for a request's first run."""
+        is_batch = request.place.is_batch
+        if is_batch and self._on_the_way and sum(self._on_the_way.values()) + request.at_once > BATCH_ON_THE_WAY:
+            return False
+        return self._has_room(queue, request.at_once * request.effort, is_batch)
+
+    def _has_room(self, queue: TenantQueue, room: int, is_batch: bool) -> bool:
         limit = self._limits.max_running
-        limit += max(0, int(limit // SPARE - queue.load))
+        if not is_batch:
+            limit += max(0, int(limit // SPARE - queue.load(is_batch=False)))
         return not self._room_taken or self._room_taken + room <= limit
 
     def _is_full(self, sequences: int) -> bool:
@@ -311,26 +343,28 @@ class Admission:
             self._num_waiting + sequences > self._limits.max_queued
         )
 
-    def _is_over_quota(self, queue: _TenantQueue, sequences: int) -> bool:
+    def _is_over_quota(self, queue: TenantQueue, sequences: int) -> bool:
         limit = queue.tenant.max_queued
         return limit is not None and bool(queue.waiting) and queue.queued + sequences > limit
 
-    def _start(self, ticket: int, queue: _TenantQueue, sequences: int, effort: int) -> int:
+    def _start(self, ticket: int, queue: TenantQueue, request: WaitingRequest) -> int:
         self._owner[ticket] = queue
-        self._running[ticket] = _Running(sequences, effort)
-        self._count(queue, sequences, effort)
-        self._virtual = max(self._virtual, queue.next_start)
-        queue.next_start = self._virtual + sequences * effort / queue.tenant.weight
+        is_batch = request.place.is_batch
+        running = self._running[ticket] = _Running(request.at_once, request.effort, is_batch)
+        self._count(queue, request.at_once, running)
+        if is_batch:
+            self._on_the_way[ticket] = request.at_once
+        start = self._virtual[is_batch] = max(self._virtual[is_batch], queue.next_start[is_batch])
+        queue.next_start[is_batch] = start + request.at_once * request.effort / queue.tenant.weight
         return ticket
 
     def _start_waiting(self) -> list[int]:
         started = []
         while True:
             queue = min(self._ready(), key=self._turn, default=None)
-            if queue is None or not self._has_room(queue, queue.first().at_once * queue.first().effort):
+            if queue is None or not self._has_room_for(queue, queue.first()):
                 break
-            ticket, waiting = queue.waiting.popitem(last=False)
-            self._num_waiting -= waiting.sequences
-            queue.queued -= waiting.sequences
-            started.append(self._start(ticket, queue, waiting.at_once, waiting.effort))
+            ticket, request = queue.waiting.start_first()
+            self._num_waiting -= request.sequences
+            started.append(self._start(ticket, queue, request))
         return started

@@ -253,10 +253,10 @@ class ModelLoad:
         newcomer: Work,
         prefill: PoolService,
         decode: PoolService,
-        startable: Callable[[str], float],
+        share_ahead: Callable[[str], float],
     ) -> tuple[WorkAhead, WorkAhead]:
-        """Prompt tokens and output tokens before a new request of this tenant. `startable`: the share of a tenant's
-        queue that its own quota lets begin.
+        """Prompt tokens and output tokens before a new request of this tenant. `share_ahead`: the share of a
+        tenant's queue that can go before it.
 
         The tenants of this process's tokens at the workers are known. Tokens of other processes count as one other
         tenant's.
@@ -269,7 +269,7 @@ class ModelLoad:
         prompts: list[TenantShare] = []
         outputs: list[TenantShare] = []
         for name, tenant_load in self._tenants.items():
-            waits = tenant_load.waiting_work(1.0 if tenant_load.tenant.max_running is None else startable(name))
+            waits = tenant_load.waiting_work(share_ahead(name))
             prompt = TenantShare(tenant_load.tenant.weight, waits.prompt_tokens, tenant_load.sent_tokens * prompt_scale)
             output = TenantShare(tenant_load.tenant.weight, waits.output_tokens, tenant_load.sequences * output_scale)
             if name == tenant.name:

@@ -17,6 +17,7 @@ from baton_gateway.requests.wait_prediction import (
     predict_wait_s,
     retry_after_s,
 )
+from baton_gateway.requests.waiting_line import STANDARD_PLACE, QueuePlace
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.pool_load import num_prefill, pool_services
 
@@ -57,19 +58,28 @@ class ModelLoads:
         return Work(_prompt_tokens(request), outputs * options.n)
 
     def overload(
-        self, request: ChatRequest | CompletionRequest, tenant: Tenant, work: Work, rules: WaitRules, now: float
+        self,
+        request: ChatRequest | CompletionRequest,
+        tenant: Tenant,
+        work: Work,
+        rules: WaitRules,
+        now: float,
+        place: QueuePlace = STANDARD_PLACE,
     ) -> Problem | None:
-        """Why a request of this tenant may not queue for its model; None: it may, also where its wait is unknown."""
+        """Why a request of this tenant may not queue for its model; None: it may, also where its wait is unknown. The
+        batch class waits as long as admission lets it."""
         load = self._load(request.options.model)
-        return self._overload_of_quota(load, tenant, request.options.n, rules) or self._overload_of_pools(
-            load, request.options.model, tenant, work, rules, now
-        )
+        turns = self._admission.quota_turns(tenant, request.options.n, place)
+        problem = self._overload_of_quota(load, tenant, turns, rules)
+        if problem is not None or place.is_batch:
+            return problem
+        return self._overload_of_pools(request.options.model, tenant, work, rules, now, place)
 
-    def _overload_of_quota(self, load: ModelLoad, tenant: Tenant, at_once: int, rules: WaitRules) -> Problem | None:
+    def _overload_of_quota(self, load: ModelLoad, tenant: Tenant, turns: float, rules: WaitRules) -> Problem | None:
         """A tenant at its quota waits for its own requests to end, and is refused at once where that takes longer than
         the longest wait. Its standing queue delays no other tenant, so the shorter bound does not apply.
         """
-        turns, known = self._admission.quota_turns(tenant, at_once), load.tenant(tenant.name)
+        known = load.tenant(tenant.name)
         if not turns or known is None or known.mean_s is None:
             return None
         wait_s = turns * known.mean_s
@@ -77,15 +87,19 @@ class ModelLoads:
         return errors.overloaded(wait_s, bound_s, retry_after_s(wait_s, bound_s)) if wait_s > bound_s else None
 
     def _overload_of_pools(
-        self, load: ModelLoad, model: str, tenant: Tenant, work: Work, rules: WaitRules, now: float
+        self, model: str, tenant: Tenant, work: Work, rules: WaitRules, now: float, place: QueuePlace
     ) -> Problem | None:
-        views = self._table.views()
+        load, views = self._load(model), self._table.views()
         prefill, decode = pool_services(views, model, load.output_tokens)
         at_most_s = predict_wait_s(load.held, prefill, decode)
         least_bound_s = STANDING_SHARE * rules.ttft_s if rules.longest_s is None else rules.longest_s
         if at_most_s is None or at_most_s <= least_bound_s:
             return None
-        prompts, outputs = load.work_ahead(tenant, work, prefill, decode, self._admission.startable)
+
+        def share_ahead(name: str) -> float:
+            return self._admission.share_ahead(name, tenant.name, place)
+
+        prompts, outputs = load.work_ahead(tenant, work, prefill, decode, share_ahead)
         empty = prefill.empty(), decode.empty()
         fair_s = predict_wait_s(Work(prompts.fair, outputs.fair), *empty)
         mine_s = predict_wait_s(Work(prompts.own, outputs.own), *empty)

@@ -208,6 +208,7 @@ def _answer_head(
         created=int(time.time()),
         model=options.alias or options.model,
         system_fingerprint=f"fp_{fingerprint.model_hash[:12]}",
+        priority=live.tenant.grant(options.priority) if options.echoes_tier else None,
     )
     return AnswerHead(
         head,

@@ -67,6 +67,7 @@ from baton_gateway.requests.retry_budget import RetryBudgets
 from baton_gateway.requests.routing import Routing
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.wait_prediction import Work
+from baton_gateway.requests.waiting_line import QueuePlace
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import ToWorker
@@ -161,13 +162,14 @@ class Relay:
         """
         now = self._loop.time()
         work, sequences, at_once = self._loads.expected(request), num_sequences(request), request.options.n
-        effort, is_own_quota = answer_effort(request), self._admission.quota_turns(tenant, at_once) > 0
+        place = QueuePlace(tenant.grant(request.options.priority), session)
+        effort, is_own_quota = answer_effort(request), self._admission.quota_turns(tenant, at_once, place) > 0
         verdict: tuple[int, Verdict] | Problem | None
-        verdict = self._loads.overload(request, tenant, work, self._rules.wait, now)
+        verdict = self._loads.overload(request, tenant, work, self._rules.wait, now, place)
         if verdict is None:
-            for evicted in self._admission.select_evictions(tenant, sequences, at_once, effort):
+            for evicted in self._admission.select_evictions(tenant, sequences, at_once, effort, place):
                 self._evict(self._by_ticket[evicted])
-            verdict = self._admission.offer(tenant, sequences, now, at_once, effort)
+            verdict = self._admission.offer(tenant, sequences, now, at_once, effort, place)
         if isinstance(verdict, Problem):
             self._metrics.refused(is_demand=not is_own_quota)
             raise RefusedError(verdict)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from baton_wire.tenant_table import NO_LIMITS, TenantLimits
+from baton_wire.tenant_table import NO_LIMITS, PriorityClass, TenantLimits
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Digest = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern="^[0-9a-f]+$")]
@@ -43,6 +43,18 @@ class Tenant(msgspec.Struct, frozen=True):
     """Limits over all processes."""
     models: tuple[str, ...] = ()
     """Served names that it may ask; empty: all."""
+    priorities: tuple[PriorityClass, ...] = ()
+    """Classes that its requests may ask for; empty: all."""
+
+    def grant(self, asked: PriorityClass | None) -> PriorityClass:
+        """The class that a request gets: the one asked for, or else the next lower one that the tenant may ask for, or
+        else its lowest. None: the client asks for none, which means `Standard`."""
+        wanted = PriorityClass.STANDARD if asked is None else asked
+        if not self.priorities or wanted in self.priorities:
+            return wanted
+        classes = [priority for priority in PriorityClass if priority in self.priorities]
+        rank = list(PriorityClass).index
+        return max((priority for priority in classes if rank(priority) < rank(wanted)), key=rank, default=classes[0])
 
     def may_ask(self, model: str) -> bool:
         """Return whether the tenant may ask for a served model."""

@@ -39,9 +39,9 @@ class TenantLoad:
         mean_s = seconds if self.mean_s is None else self.mean_s
         self.mean_s = FADING * mean_s + (1 - FADING) * seconds
 
-    def waiting_work(self, startable: float) -> Work:
-        """Work that waits for workers. `startable`: the share of the queue that the tenant's quota lets begin."""
-        return self.admitted + self.queued * startable
+    def waiting_work(self, share: float) -> Work:
+        """Work that waits for workers. `share`: the share of the queue that counts."""
+        return self.admitted + self.queued * share
 
 
 @dataclass(frozen=True, slots=True)

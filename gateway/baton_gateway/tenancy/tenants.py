@@ -217,7 +217,7 @@ class Tenants:
         if slots is not None:
             slots = self._slots.get(row.name, max(1, int(slots * self._share)))
         salt = SHARED_SALT if row.shares_prefixes else row.name
-        return Tenant(row.name, salt, float(row.weight), slots, None, row.limits, row.models)
+        return Tenant(row.name, salt, float(row.weight), slots, None, row.limits, row.models, row.priorities)
 
     def _names_in_files(self) -> frozenset[str]:
         return frozenset() if self._files is None else frozenset(t.name for t in self._files.by_digest.values())

@@ -20,5 +20,5 @@ TENANT_RULES: dict[type[Model], tuple[Rule, ...]] = {
             "metadata.name must have at most 63 characters and no dot",
         ),
     ),
-    TenantSpec: (_differ("apiKeys", ".sha256"), _differ("models")),
+    TenantSpec: (_differ("apiKeys", ".sha256"), _differ("models"), _differ("priorities")),
 }

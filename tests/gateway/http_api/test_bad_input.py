@@ -142,7 +142,7 @@ UNKNOWN = [
     field("prompt", "x", "unknown_parameter"),
     field("guided_backend", "xgrammar", "unknown_parameter"),
     completion("messages", USER, "unknown_parameter"),
-    field("priority", 1, "unknown_parameter"),
+    field("urgency", 1, "unknown_parameter"),
 ]
 UNSUPPORTED = [
     field("kv_transfer_params", {"remote_host": "10.0.0.1"}, "unsupported_parameter"),

@@ -41,23 +41,23 @@ async def asked(client: HttpClient, path: str, **body: Any) -> tuple[int, str | 
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_what_nobody_knows_is_refused_by_name(client: HttpClient, path: str) -> None:
-    status, named, answer = await asked(client, path, priority=3)
+    status, named, answer = await asked(client, path, documents=3)
     assert (status, named) == (400, None)
-    assert "priority" in answer["error"]["message"]
+    assert "documents" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_where_it_is_ignored_the_answer_names_it(lenient: HttpClient, path: str) -> None:
-    status, named, answer = await asked(lenient, path, priority=3, vllm_xargs={"a": 1}, other=None)
-    assert (status, named) == (200, "priority, vllm_xargs"), answer
+    status, named, answer = await asked(lenient, path, documents=3, vllm_xargs={"a": 1}, other=None)
+    assert (status, named) == (200, "documents, vllm_xargs"), answer
     assert (await asked(lenient, path))[:2] == (200, None)
 
 
 async def test_a_stream_and_a_refusal_name_it_too(lenient: HttpClient) -> None:
-    body = {"model": "tiny", "prompt": "Hello", "priority": 3}
+    body = {"model": "tiny", "prompt": "Hello", "documents": 3}
     for more, status in (({"stream": True}, 200), ({"max_tokens": 1_000_000}, 400)):
         async with lenient.http.post(lenient.gateway.url(COMPLETIONS), json=body | more) as got:
-            assert (got.status, got.headers.get(IGNORED_HEADER)) == (status, "priority")
+            assert (got.status, got.headers.get(IGNORED_HEADER)) == (status, "documents")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ async def test_neither_many_nor_large_ones_are_ignored(lenient: HttpClient) -> N
     assert (await asked(lenient, CHAT, **dict.fromkeys(names[:-1], 1)))[:2] == (200, ", ".join(names[:-1]))
     status, _, answer = await asked(lenient, CHAT, **dict.fromkeys(names, 1))
     assert (status, answer["error"]["param"]) == (400, names[-1])
-    status, _, answer = await asked(lenient, CHAT, priority="x" * 20_000)
+    status, _, answer = await asked(lenient, CHAT, documents="x" * 20_000)
     assert (status, answer["error"]["code"]) == (400, "too_long")
 
 
@@ -139,9 +139,9 @@ async def test_what_cannot_be_cut_is_refused(client: HttpClient, more: dict[str,
 async def test_the_official_client_reads_what_was_ignored(lenient: HttpClient) -> None:
     async with openai.AsyncOpenAI(base_url=lenient.gateway.url("/v1"), api_key="none", max_retries=0) as official:
         got = await official.chat.completions.with_raw_response.create(
-            model="tiny", messages=[{"role": "user", "content": "Hello"}], extra_body={"priority": 1, "top_k": 5}
+            model="tiny", messages=[{"role": "user", "content": "Hello"}], extra_body={"documents": 1, "top_k": 5}
         )
-    assert got.headers[IGNORED_HEADER] == "priority"
+    assert got.headers[IGNORED_HEADER] == "documents"
     assert got.parse().choices[0].message.content
 
 
