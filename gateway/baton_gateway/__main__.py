@@ -30,6 +30,7 @@ from baton_gateway.reporting.state_page import ProcessReport
 from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
 from baton_gateway.settings import Settings, SettingsError, parse_settings
 from baton_gateway.tenancy.tenants import Tenants
+from baton_gateway.tenancy.token_verifier import read_verifier
 from baton_gateway.text.returned_memory import limit_malloc
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import AuthenticationError
@@ -183,6 +184,11 @@ def _check_files(settings: Settings) -> None:
         Tenants(settings.api_keys)
     except ValueError as error:
         raise SettingsError(f"--api-keys: {error}") from error
+    if settings.jwt is not None:
+        try:
+            read_verifier(settings.jwt)
+        except ValueError as error:
+            raise SettingsError(f"--jwt: {error}") from error
     if settings.tls is not None:
         try:
             Certificate(settings.tls)

@@ -40,6 +40,7 @@ from baton_gateway.requests.wait_prediction import WaitRules
 from baton_gateway.settings import Settings, SettingsError, config_hash
 from baton_gateway.tenancy.tenant_meters import TenantMeters
 from baton_gateway.tenancy.tenants import Tenants
+from baton_gateway.tenancy.token_verifier import read_verifier
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import LinkTimes, WorkerLinks
@@ -105,7 +106,8 @@ class GatewayServer:
             LinkTimes(liveness=LivenessConfig(settings.suspect_s, settings.dead_s)),
             settings.formats,
         )
-        self.tenants = Tenants(settings.api_keys, settings.tenants, settings.limit_share)
+        tokens = None if settings.jwt is None else read_verifier(settings.jwt)
+        self.tenants = Tenants(settings.api_keys, settings.tenants, settings.limit_share, tokens)
         self.meters = TenantMeters(settings.limit_share)
         self._certificate = None if settings.tls is None else Certificate(settings.tls)
         self.complaint = ""

@@ -1,4 +1,5 @@
-"""The tenants of this process: those of key files, and those of the compiled table of LLMTenants.
+"""The tenants of this process: those of key files, and those of the compiled table of LLMTenants, which
+their keys or the tokens of an identity provider name.
 
 The table starts from mounted files; newer shards come from the operator's link, and the newer generation wins. A file
 that vanishes changes nothing: the last content stays valid. A name or a key that a key file has too is the key file's,
@@ -16,6 +17,8 @@ from pathlib import Path
 from baton_gateway.errors import INVALID, Problem, RefusedError
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.tenancy.key_files import KeyFiles
+from baton_gateway.tenancy.token_claims import refused
+from baton_gateway.tenancy.token_verifier import TokenVerifier, looks_like_token
 from baton_wire.tenant_table import MAX_SHARD_BYTES, NUM_SHARDS, TenantRow, TenantShard, decode_shard
 
 _log = logging.getLogger("baton.gateway.tenants")
@@ -44,14 +47,22 @@ class _KnownKey:
 class Tenants:
     """The tenants by key and by name."""
 
-    def __init__(self, key_files: Path | None = None, table: Path | None = None, share: float = 1.0) -> None:
+    def __init__(
+        self,
+        key_files: Path | None = None,
+        table: Path | None = None,
+        share: float = 1.0,
+        tokens: TokenVerifier | None = None,
+    ) -> None:
         """`table`: the folder of mounted shards; it may still be empty, and then no LLMTenant is known. `share`: the
-        part of a tenant's concurrent sequences that this process may have. Raises ValueError that names the file and
+        part of a tenant's concurrent sequences that this process may have. `tokens`: checks the tokens that name an
+        LLMTenant; None: no token is accepted. Raises ValueError that names the file and
         field if a key file is invalid.
         """
         self._files = None if key_files is None else KeyFiles(key_files)
         self._folder = table
         self._share = share
+        self._tokens = tokens
         self._versions: dict[str, FileVersion] = {}
         self._shards: list[TenantShard | None] = [None] * NUM_SHARDS
         self._by_digest: dict[str, _KnownKey] = {}
@@ -78,7 +89,10 @@ class Tenants:
         return len(self._by_name)
 
     def refresh(self) -> None:
-        """Read the key files again if they changed. Raises ValueError; the former keys stay valid then."""
+        """Read the key files, and those of tokens, again if they changed. Raises ValueError; the former keys stay valid
+        then."""
+        if self._tokens is not None:
+            self._tokens.keys.refresh()
         if self._files is not None and self._files.refresh():
             self._file_names = self._names_in_files()
 
@@ -94,6 +108,11 @@ class Tenants:
         if tenant is not None:
             return tenant
         known = self._by_digest.get(digest)
+        if known is None and self._tokens is not None and looks_like_token(key):
+            named = self.named(self._tokens.tenant_of(key.strip(), now_s))
+            if named is None:
+                raise refused("names no tenant of this service")
+            return named
         if known is None or known.tenant.name in self._file_names:
             raise RefusedError(_UNAUTHORIZED)
         if known.expires_s is not None and now_s >= known.expires_s:
