@@ -305,13 +305,8 @@ class Admission:
             return False
         if not self._has_room_for(queue, request):
             return False
-        load = queue.load(is_batch=is_batch)
-        return not self._num_waiting or all(
-            is_batch <= other.first().place.is_batch
-            and (is_batch < other.first().place.is_batch or load < other.load(is_batch=is_batch))
-            for other in self._ready()
-            if other is not queue
-        )
+        others = (other for other in self._ready() if other is not queue)
+        return not self._num_waiting or all(_goes_before(queue, other, is_batch=is_batch) for other in others)
 
     def _turn(self, queue: TenantQueue) -> tuple[bool, float, float, int]:
         """The order of tenants: equally loaded ones take turns, because often none of them has anything running."""
@@ -368,3 +363,11 @@ class Admission:
             self._num_waiting -= request.sequences
             started.append(self._start(ticket, queue, request))
         return started
+
+
+def _goes_before(queue: TenantQueue, other: TenantQueue, *, is_batch: bool) -> bool:
+    """Return whether a newcomer of a tenant goes before the first waiting request of another one."""
+    is_other_batch = other.first().place.is_batch
+    if is_batch != is_other_batch:
+        return is_other_batch
+    return queue.load(is_batch=is_batch) < other.load(is_batch=is_batch)
