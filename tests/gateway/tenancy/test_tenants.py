@@ -9,7 +9,15 @@ import pytest
 
 from baton_gateway.errors import RefusedError
 from baton_gateway.tenancy.tenants import SHARED_SALT, TenantConflict, Tenants
-from baton_wire.tenant_table import TenantKey, TenantLimits, TenantRow, TenantShard, encode_shard, shard_of
+from baton_wire.tenant_table import (
+    TenantKey,
+    TenantLimits,
+    TenantRow,
+    TenantShard,
+    decode_shard,
+    encode_shard,
+    shard_of,
+)
 
 
 def digest(key: str) -> str:
@@ -111,3 +119,11 @@ def test_concurrent_sequences_are_divided_until_the_operator_says_more(tmp_path:
     assert tenants.authenticate("Bearer key").max_running == 7
     tenants.set_share(0.5)
     assert tenants.authenticate("Bearer key").max_running == 7
+
+
+def test_a_table_without_classes_reads_as_all_of_them_and_is_written_as_before() -> None:
+    content = b'{"place":0,"generation":1,"tenants":[{"name":"a"}]}'
+    shard = decode_shard(content)
+    assert (shard.tenants[0].priorities, encode_shard(shard)) == ((), content)
+    with pytest.raises(ValueError, match="priorities"):
+        decode_shard(content.replace(b'"a"', b'"a","priorities":["Urgent"]'))
