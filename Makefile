@@ -73,6 +73,7 @@ check: install ## Formatting, lint, types, import contracts, generated files
 verify: install ## Generated files are what their sources say
 	$(BIN)/python scripts/freeze.py --check
 	$(BIN)/python scripts/openapi.py --check
+	$(BIN)/python scripts/dashboards.py --check
 	$(BIN)/python -m baton_operator.schema.reference --check docs/api.md
 	$(BIN)/python -m baton_operator.schema.crd --check crds
 	$(BIN)/python -m baton_operator.schema.crd --check charts/baton/files/crds
@@ -110,9 +111,10 @@ publish-chart: chart ## Push the chart to oci://REGISTRY (needs Helm, or fetches
 	@test -n "$(REGISTRY)" || { echo 'make publish-chart: REGISTRY=HOST/PATH is needed' >&2; exit 2; }
 	$$($(BIN)/python scripts/find_helm.py) push dist/baton-$(VERSION).tgz oci://$(REGISTRY)
 
-tools: install ## Fetch what some tests skip without, into the cache: Helm, a Lua, schemas of other projects
+tools: install ## Fetch what some tests skip without, into the cache: Helm, a Lua, Prometheus, schemas of other projects
 	-$(BIN)/python scripts/find_helm.py
 	-$(BIN)/python scripts/find_lua.py
+	-$(BIN)/python scripts/find_prometheus.py
 	-$(BIN)/python scripts/find_crd_schemas.py
 
 manifests: install ## Write charts/manifests from the chart (needs Helm, or fetches it)

@@ -242,6 +242,7 @@ def metrics() -> Iterator[str]:
         ("worker", registries.worker_registry()),
         ("gateway", registries.gateway_registry()),
         ("sizing", registries.sizing_registry()),
+        ("tenants", registries.tenants_registry()),
         ("operator", running),
         ("operator", operator_metrics.REGISTRY),
     ):

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Coroutine
 
 from baton_control.sizing.metrics import SizingMetrics
+from baton_control.telemetry.tenant_metrics import TenantUse
 from baton_operator import health, metrics
 from baton_operator.gateway_links import DeploymentLinks
 from baton_operator.kube.backoff import Backoff
@@ -115,6 +116,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _unchang
             custom, keys, lambda key: runtime.offer(key), lambda: None if lease is None else lease.holder_address
         )
         metrics.REGISTRY.register(metrics.AlteredGatewayFrames(lambda: links.server.altered.count))
+        metrics.REGISTRY.register(TenantUse(links.server.limit_shares))
         hears_gateways = settings.routable_from is RoutableFrom.GATEWAY
         claims = _claims(api, settings)
         runtime = Runtime(

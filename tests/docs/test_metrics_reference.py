@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton_testing.registries import gateway_registry, sizing_registry, worker_registry
+from baton_testing.registries import gateway_registry, sizing_registry, tenants_registry, worker_registry
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
@@ -32,8 +32,13 @@ def exported(registry: CollectorRegistry) -> dict[str, tuple[str, frozenset[str]
 
 @pytest.mark.parametrize(
     ("heading", "registry"),
-    [("Workers", worker_registry()), ("Gateway", gateway_registry()), ("Sizing", sizing_registry())],
-    ids=["workers", "gateway", "sizing"],
+    [
+        ("Workers", worker_registry()),
+        ("Gateway", gateway_registry()),
+        ("Sizing", sizing_registry()),
+        ("Tenants", tenants_registry()),
+    ],
+    ids=["workers", "gateway", "sizing", "tenants"],
 )
 def test_the_page_and_the_registry_agree(heading: str, registry: CollectorRegistry) -> None:
     assert documented(heading) == exported(registry)

@@ -31,7 +31,7 @@ networkPolicy:
   workloads: Managed
   additionalIngress: []
   additionalEgress: []
-monitoring: {namespace: "", podMonitor: false, prometheusRule: false, labels: {}, interval: ""}
+monitoring: {namespace: "", podMonitor: false, prometheusRule: false, labels: {}, interval: "", dashboards: {enabled: false, labels: {grafana_dashboard: "1"}}}
 serviceMonitor: {enabled: false}
 metricsCompat: ""
 llmdLabels: false

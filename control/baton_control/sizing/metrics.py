@@ -39,6 +39,10 @@ class SizingMetrics:
         """Report an answer of sizing and its pools. The same answer again counts no decision."""
         is_new = self._last.get(key) != sized
         before = self._last.get(key)
+        if before is None:
+            for role in POOL_ROLES:
+                for direction in DIRECTIONS:  # a series that begins with its first count shows no increase
+                    self._decisions.labels(key.namespace, key.name, role.value, direction)
         self._last[key] = sized
         self._holds.labels(key.namespace, key.name).set(sized.holds)
         self.saw_pools(key, sized.workers, pools)

@@ -57,6 +57,8 @@ class LimitShares:
         self._limits: dict[tuple[str, LimitMeasure], _Limit] = {}
         self._numbers: dict[bytes, int] = {}
         """The number of each process's last order."""
+        self.wanted: dict[tuple[str, LimitMeasure], float] = {}
+        """The amount that was spent or refused of each limit by the minute, since the first report of it."""
 
     def __len__(self) -> int:
         return len(self._limits)
@@ -82,6 +84,10 @@ class LimitShares:
         for limit in self._limits.values():
             limit.parts.pop(process, None)
 
+    def amounts(self) -> dict[tuple[str, LimitMeasure], float]:
+        """The limits by the minute that were asked for in the last minute."""
+        return {place: limit.amount for place, limit in self._limits.items() if place[1] is not LimitMeasure.CONCURRENT}
+
     def number(self, process: bytes) -> int:
         """The number of a process's last order."""
         return self._numbers.get(process, 0)
@@ -99,6 +105,9 @@ class LimitShares:
             part.acknowledge(order)
             is_count = use.measure is LimitMeasure.CONCURRENT
             part.level = use.level if is_count else use.level + sum(moved for _, moved in part.pending)
+            if not is_count:
+                place = (use.tenant, use.measure)
+                self.wanted[place] = self.wanted.get(place, 0.0) + use.wanted
             part.demand = use.wanted if is_count else FADING * part.demand + (1 - FADING) * use.wanted
             limit.reported.add(process)
 

@@ -129,6 +129,10 @@ class TelemetryServer:
         """The telemetry of a deployment; empty until a gateway reports."""
         return self._stores.setdefault(key, TelemetryStore())
 
+    def limit_shares(self) -> Mapping[Key, LimitShares]:
+        """The divided limits of each deployment whose gateways have linked."""
+        return self._shares
+
     def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
         """Send flip orders to the deployment's gateways, now and with every heartbeat until the next call."""
         if flips != self._orders.get(key, ()):

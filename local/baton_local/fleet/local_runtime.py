@@ -40,6 +40,7 @@ from baton_local.fleet.run_dir import (
     RunDir,
     write_json,
 )
+from baton_local.fleet.scrape_targets import scrape_targets
 from baton_local.fleet.supervision import Action, Exit, Patience, Phase, Supervisor
 from baton_wire.announcement import Announcement, read_announcement
 from baton_wire.keys import KeyDirectory
@@ -85,6 +86,7 @@ class LocalRuntime:
 
     def __init__(self, plan: RunPlan, processes: ChildProcesses, link: socket.socket) -> None:
         self._plan, self._processes, self._link = plan, processes, link
+        self._sizing_at = ":".join(map(str, link.getsockname()[:2]))
         self._run, self._fleet = plan.run, plan.fleet
         self._supervisor = Supervisor(time.monotonic(), plan.patience)
         self._specs: dict[str, SlotSpec] = {}
@@ -329,7 +331,9 @@ class LocalRuntime:
             processes=tuple(self._process_record(slot) for slot in self._supervisor.slots.values()),
         )
         if record != self._written:
-            self._books.keep(self._run.record, msgspec.to_builtins(record), time.monotonic())
+            now = time.monotonic()
+            self._books.keep(self._run.record, msgspec.to_builtins(record), now)
+            self._books.keep(self._run.scrape_targets, scrape_targets(record, self._sizing_at), now)
             self._written = record
 
     def _process_record(self, slot: supervision.ProcessSlot) -> ProcessRecord:

@@ -26,6 +26,7 @@ from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.telemetry.store import TelemetryStore
 from baton_control.telemetry.telemetry_server import TelemetryServer
+from baton_control.telemetry.tenant_metrics import TenantUse
 from baton_control.worker_specs import pool_spec
 from baton_local.fleet.desired_processes import Routable, SlotSpec, pools_now
 from baton_local.fleet.run_dir import write_private
@@ -62,6 +63,7 @@ class Scaling:
         self._sizing = SloSizing(self._server.store, time.monotonic, prior, adjust=adjust)
         self._registry = CollectorRegistry()
         self._metrics = SizingMetrics(self._registry)
+        self._registry.register(TenantUse(self._server.limit_shares))
 
     @property
     def mode(self) -> ScalingMode:

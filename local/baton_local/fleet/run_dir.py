@@ -74,6 +74,11 @@ class RunDir:
         return self.root / "run.json"
 
     @property
+    def scrape_targets(self) -> Path:
+        """The addresses with metrics, for a Prometheus on this machine."""
+        return self.root / "prometheus.json"
+
+    @property
     def sizing(self) -> Path:
         """The memory of sizing, from one run to the next."""
         return self.root / "sizing.json"

@@ -12,12 +12,14 @@ import msgspec
 
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
+from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.kube.object_fields import Manifest, mapping, metadata_of
+from baton_operator.objects.alerts import MONITOR_API, alerts_object
 from baton_operator.objects.cluster import HTTP_PORT, Owner, Platform
 from baton_operator.objects.metadata import object_head, selector
 from baton_wire.messages.values import POOL_ROLES, Role
 
-ROUTE_API, MONITOR_API = "gateway.networking.k8s.io/v1", "monitoring.coreos.com/v1"
+ROUTE_API = "gateway.networking.k8s.io/v1"
 SCALER_API, POOL_GROUP = "autoscaling/v2", "inference.networking.k8s.io"
 PICKER_PORT = 9002
 """The port of an endpoint picker's Service, as the inference extension's own chart has it."""
@@ -25,14 +27,13 @@ SHRINK_AFTER_S, SHRINK_EVERY_S = 300, 60
 """The autoscaler removes Pods slowly, because a stopping gateway drains for as long as a request may take."""
 _LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-MISSED_FOR, FAILED_SHARE = "10m", 0.01
 
 
 def optional_objects(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
     """The optional objects that the deployment and the installation ask for."""
     roles = (*POOL_ROLES, Role.GATEWAY)
     monitors = [_monitor(deployment, role, platform, owner) for role in roles] if platform.monitors else []
-    alerts = [_alerts(deployment, owner)] if platform.alerts else []
+    alerts = [alerts_object(deployment, owner)] if platform.alerts else []
     monitors, alerts = ([_labelled(manifest, platform) for manifest in made] for made in (monitors, alerts))
     pools = (_inference_pool(deployment, owner),) if has_inference_pool(deployment, platform) else ()
     return (*_routes(deployment, platform, owner), *pools, *_autoscaler(deployment, owner), *monitors, *alerts)
@@ -116,7 +117,13 @@ def _labelled(manifest: Manifest, platform: Platform) -> Manifest:
 def _monitor(deployment: LLMDeployment, role: Role, platform: Platform, owner: Owner) -> Manifest:
     """The monitor that reads each process of a role."""
     name = deployment.metadata.name
-    endpoint: Manifest = {"port": "http", "path": "/metrics", "interval": platform.monitoring_interval}
+    of_deployment = {"sourceLabels": [_deployment_of_pod()], "targetLabel": "deployment"}
+    endpoint: Manifest = {
+        "port": "http",
+        "path": "/metrics",
+        "interval": platform.monitoring_interval,
+        "relabelings": [of_deployment],
+    }
     if role is Role.GATEWAY and deployment.spec.gateway.tls is not None:
         endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}  # by address: no name to verify
     spec: Manifest = {
@@ -127,34 +134,6 @@ def _monitor(deployment: LLMDeployment, role: Role, platform: Platform, owner: O
     return object_head(MONITOR_API, "PodMonitor", named, deployment, owner, role) | {"spec": spec}
 
 
-def _alerts(deployment: LLMDeployment, owner: Owner) -> Manifest:
-    """The alerts on the targets of `spec.slo` and on failing requests. Metrics: docs/metrics.md."""
-    slo, metadata = deployment.spec.slo, deployment.metadata
-    of = f'{{namespace="{metadata.namespace}",pod=~"{gateway_name(metadata.name)}-.+"}}'
-    failed = f'{{namespace="{metadata.namespace}",pod=~"{gateway_name(metadata.name)}-.+",outcome="failed"}}'
-    rules: list[Manifest] = []
-    for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot)):
-        rate = f"sum by (le) (rate(baton_gateway_{name}_seconds_bucket{of}[5m]))"
-        rules.append(
-            {
-                "alert": f"Baton{name.capitalize()}Missed",
-                "expr": f"histogram_quantile({target.percentile / 100:g}, {rate}) > {target.target:g}",
-                "for": MISSED_FOR,
-                "labels": {"severity": "warning"},
-                "annotations": {
-                    "summary": f"{metadata.name}: p{target.percentile:g} of {name.upper()} is over {target.target:g} s"
-                },
-            }
-        )
-    total = f"sum(rate(baton_gateway_requests_total{of}[5m]))"
-    rules.append(
-        {
-            "alert": "BatonRequestsFail",
-            "expr": f"sum(rate(baton_gateway_requests_total{failed}[5m])) / {total} > {FAILED_SHARE:g}",
-            "for": MISSED_FOR,
-            "labels": {"severity": "critical"},
-            "annotations": {"summary": f"{metadata.name}: more than {FAILED_SHARE:.0%} of the requests fail"},
-        }
-    )
-    spec: Manifest = {"groups": [{"name": f"baton-{metadata.name}", "rules": rules}]}
-    return object_head(MONITOR_API, "PrometheusRule", metadata.name, deployment, owner) | {"spec": spec}
+def _deployment_of_pod() -> str:
+    """Prometheus' name of the Pods' label with their deployment."""
+    return "__meta_kubernetes_pod_label_" + re.sub(r"[^a-zA-Z0-9_]", "_", DEPLOYMENT_LABEL)

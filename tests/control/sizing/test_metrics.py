@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from baton_control.names import Key
+from baton_control.sizing.decision.scaling import PoolNow, Sized
 from baton_control.sizing.metrics import SizingMetrics
 from baton_operator.kube.kinds import DEPLOYMENTS
 from baton_operator.passes.reconcile import Installation, Reconciler
@@ -12,6 +13,7 @@ from baton_testing.kube.campaign import serving
 from baton_testing.kube.clock import wall
 from baton_testing.kube.world import MASTERS, NAME, PLATFORM, SPACE, Promise, World
 from baton_testing.virtual_time.loop import run_virtual
+from baton_wire.messages.values import POOL_ROLES
 
 WORKERS, HOLDS, DECISIONS = "baton_pool_workers", "baton_sizing_holds", "baton_sizing_decisions_total"
 
@@ -54,3 +56,20 @@ def test_pools_of_every_mode_are_shown_and_forgotten_with_their_deployment() -> 
 
     rest = serving()
     run_virtual(main())
+
+
+def test_a_first_step_up_is_an_increase_for_prometheus() -> None:
+    registry, key = CollectorRegistry(), Key(SPACE, NAME)
+    metrics = SizingMetrics(registry)
+    pools = dict.fromkeys(POOL_ROLES, PoolNow(1, 1))
+
+    def decisions(direction: str) -> float | None:
+        labels = {"namespace": SPACE, "deployment": NAME, "role": "decode", "direction": direction}
+        return registry.get_sample_value(DECISIONS, labels)
+
+    metrics.saw(key, Sized(dict.fromkeys(POOL_ROLES, 1), dict.fromkeys(POOL_ROLES, ""), holds=False), pools)
+    assert (decisions("up"), decisions("down")) == (0, 0), "a series that begins at 1 has no increase"
+    metrics.saw(key, Sized(dict.fromkeys(POOL_ROLES, 2), dict.fromkeys(POOL_ROLES, ""), holds=False), pools)
+    assert (decisions("up"), decisions("down")) == (1, 0)
+    metrics.forget(key)
+    assert decisions("up") is None

@@ -8,11 +8,8 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
 from baton_control.names import Key
-from baton_control.sizing.decision.scaling import PoolNow
-from baton_control.sizing.metrics import SizingMetrics
 from baton_operator import metrics
 from baton_operator.kube.claims import claim_name
 from baton_operator.kube.kinds import OPTIONAL, TENANTS, WATCHED
@@ -25,7 +22,6 @@ from baton_operator.settings import parse
 from baton_testing.kube.charts import PINNED, operator_arguments, rendered, template
 from baton_testing.kube.manifests import KUBERNETES
 from baton_testing.kube.pod_security import violations
-from baton_wire.messages.values import POOL_ROLES, Role
 
 Json = dict[str, Any]
 NODE_TERM = (
@@ -284,22 +280,11 @@ def test_the_settings_of_fetch_pods_reach_the_operator_and_their_absence_is_no_f
         assert not any(flag.startswith("--fetch-pod") for flag in flags(FULL | absent)), "as in charts before"
 
 
-def test_alerts_are_about_metrics_that_the_operator_has() -> None:
+def test_a_deployments_condition_is_forgotten_with_it() -> None:
     key = Key("team", "chat")
     CONDITIONS.saw(key, DeploymentStatus(summary="Serving", conditions=(READY,)))
-    CONDITIONS.saw_bounds(key, {Role.DECODE: 3})
-    measured = SizingMetrics(registry := CollectorRegistry())
-    pools = dict.fromkeys(POOL_ROLES, PoolNow(1, 1))
-    measured.saw_pools(key, dict.fromkeys(POOL_ROLES, 1), pools)
-    exposed = metrics.text().decode() + generate_latest(registry).decode()
+    exposed = metrics.text().decode()
     CONDITIONS.forget(key)
-    (alerts,) = (manifest for manifest in rendered(FULL) if manifest["kind"] == "PrometheusRule")
-    rules = alerts["spec"]["groups"][0]["rules"]
-    assert {"BatonOperatorAbsent", "BatonDeploymentNotReady", "BatonDeploymentStalled"} < {e["alert"] for e in rules}
-    for rule in rules:
-        assert rule["expr"].count("(") == rule["expr"].count(")")
-        for name in re.findall(r"baton_[a-z_]+", rule["expr"]):
-            assert re.search(rf"^# TYPE {name} ", exposed, re.MULTILINE), name
     assert 'baton_deployment_condition{deployment="chat",namespace="team",status="True",type="Ready"} 1.0' in exposed
     assert key not in CONDITIONS._seen
 

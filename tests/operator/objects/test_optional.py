@@ -77,6 +77,11 @@ def test_every_role_is_scraped_by_its_own_labels(tls: object) -> None:
     for role in (*POOL_ROLES, Role.GATEWAY):
         spec = by_name["PodMonitor", f"chat-{role}"]["spec"]
         assert spec["selector"]["matchLabels"] == {"baton.dev/deployment": "chat", "baton.dev/role": role}
+        [relabeling] = spec["podMetricsEndpoints"][0]["relabelings"]
+        assert relabeling == {
+            "sourceLabels": ["__meta_kubernetes_pod_label_baton_dev_deployment"],
+            "targetLabel": "deployment",
+        }, "dashboards and alerts tell deployments apart by it"
         scheme = spec["podMetricsEndpoints"][0].get("scheme", "http")
         assert scheme == ("https" if tls and role is Role.GATEWAY else "http")
 

@@ -7,6 +7,8 @@ from prometheus_client import CollectorRegistry
 from baton_control.names import Key
 from baton_control.sizing.decision.scaling import PoolNow, Sized
 from baton_control.sizing.metrics import SizingMetrics
+from baton_control.telemetry.limit_shares import LimitShares
+from baton_control.telemetry.tenant_metrics import TenantUse
 from baton_engine.model.step_cost import CostModel
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
@@ -15,14 +17,15 @@ from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.reporting.metrics_page import BuildAndProcesses
 from baton_kernels.ahead.kernel_folder import CompiledHere
 from baton_kv_transfer.transports.bandwidth import LinkReport
+from baton_wire.messages.operator_link import LimitMeasure, LimitUse
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.rules.hardware import Peak
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.views import EngineSnapshot, TransferView
 
 
-def worker_registry() -> CollectorRegistry:
-    metrics = WorkerMetrics(Role.DECODE)
+def worker_registry(role: Role = Role.DECODE) -> CollectorRegistry:
+    metrics = WorkerMetrics(role)
     metrics.watch_costs(CostModel(1, 1, 1.0, 1, 1), Peak(1.0, 1.0))
     metrics.report_start({"weights": 1.0})
     metrics.watch_kernels(CompiledHere())
@@ -45,4 +48,12 @@ def sizing_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     sized = Sized(dict.fromkeys(POOL_ROLES, 1), dict.fromkeys(POOL_ROLES, ""), holds=False)
     SizingMetrics(registry).saw(Key("default", "chat"), sized, dict.fromkeys(POOL_ROLES, PoolNow(1, None)))
+    return registry
+
+
+def tenants_registry() -> CollectorRegistry:
+    registry, shares, process = CollectorRegistry(), LimitShares(), b"p" * 16
+    shares.join(process)
+    shares.report(process, [LimitUse("web", LimitMeasure.OUTPUT, 600.0, 10.0, 590.0)], 0, 1.0)
+    registry.register(TenantUse(lambda: {Key("default", "chat"): shares}))
     return registry

@@ -1,0 +1,38 @@
+"""What the operator's page shows of tenants: what they ask of their limits, and nothing of tenants without one."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from baton_control.names import Key
+from baton_control.telemetry.limit_shares import FORGET_S, LimitShares
+from baton_control.telemetry.tenant_metrics import TenantUse
+from baton_wire.messages.operator_link import LimitMeasure, LimitUse
+
+CHAT = Key("team", "chat")
+PROCESSES = (b"a" * 16, b"b" * 16)
+
+
+def value(registry: CollectorRegistry, name: str, tenant: str, measure: LimitMeasure) -> float | None:
+    labels = {"namespace": "team", "deployment": "chat", "tenant": tenant, "measure": measure.value}
+    return registry.get_sample_value(name, labels)
+
+
+def test_what_all_processes_ask_of_a_limit_is_added_and_never_falls() -> None:
+    registry, shares = CollectorRegistry(), LimitShares()
+    registry.register(TenantUse(lambda: {CHAT: shares}))
+    assert [sample for family in registry.collect() for sample in family.samples] == []
+    for now, process in enumerate(PROCESSES, start=1):
+        shares.join(process)
+        uses = [
+            LimitUse("web", LimitMeasure.OUTPUT, 600.0, 100.0, 200.0),
+            LimitUse("web", LimitMeasure.CONCURRENT, 8.0, 5.0, 3.0),
+        ]
+        shares.report(process, uses, 0, float(now))
+    assert value(registry, "baton_tenant_wanted_total", "web", LimitMeasure.OUTPUT) == 200.0
+    assert value(registry, "baton_tenant_limit", "web", LimitMeasure.OUTPUT) == 600.0
+    assert value(registry, "baton_tenant_wanted_total", "web", LimitMeasure.CONCURRENT) is None, "not by the minute"
+    shares.leave(PROCESSES[0])
+    shares.divide(10 * FORGET_S)
+    assert value(registry, "baton_tenant_wanted_total", "web", LimitMeasure.OUTPUT) == 200.0
+    assert value(registry, "baton_tenant_limit", "web", LimitMeasure.OUTPUT) is None
