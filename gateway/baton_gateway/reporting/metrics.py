@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from baton_gateway.reporting.metric_files import METRICS_VARIABLE
 from baton_gateway.reporting.metrics_page import metrics_page
-from baton_gateway.reporting.outcome import Outcome, RequestTotals
+from baton_gateway.reporting.outcome import Outcome, RequestTotals, TraceResult
 from baton_gateway.reporting.recent_sketch import RecentSketch
 from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_gateway.structured_outputs.format_compiler import CompileOutcome
@@ -187,6 +187,10 @@ class GatewayMetrics:
     def stalled(self) -> None:
         self._stalled.inc()
 
+    def traced(self, result: TraceResult, traces: int) -> None:
+        """Count traces by their result, from any thread."""
+        self._traces[result].inc(traces)
+
     def lagged(self, seconds: float) -> None:
         self._lag.observe(seconds)
 
@@ -238,6 +242,8 @@ class GatewayMetrics:
         self._conflicts = counter("token_conflicts", "Attempts in which a worker repeated a token otherwise")
         altered = counter("altered_frames", "Frames that did not arrive as they were sent; each ended its link", "link")
         self.altered_frames = {link: AlteredFrames(altered.labels(link).inc) for link in ("worker", "operator")}
+        traces = counter("traces", "Sampled traces of requests, by what became of them", "result")
+        self._traces = {result: traces.labels(result.value) for result in TraceResult}
         self._stalled = counter("stalled_clients", "Streams cancelled because the client did not read")
 
     def _make_gauges(self, registry: CollectorRegistry) -> None:
