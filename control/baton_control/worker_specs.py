@@ -144,6 +144,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         *_api_keys(deployment, site),
         *_tenants(deployment, site),
         *((f"--allowed-origins={','.join(spec.gateway.allowed_origins)}",) if spec.gateway.allowed_origins else ()),
+        *_tracing(deployment),
         *_drain(site),
     )
     argv = (site.python, "-m", MODULES[Role.GATEWAY], *arguments)
@@ -270,6 +271,14 @@ def _oversized_max_tokens(deployment: LLMDeployment) -> tuple[str, ...]:
     """The flag for requests that ask for too many tokens; none for the default, so that no old gateway restarts."""
     policy = deployment.spec.gateway.limits.oversized_max_tokens
     return () if policy is OversizedMaxTokens.REFUSE else (f"--oversized-max-tokens={policy.lower()}",)
+
+
+def _tracing(deployment: LLMDeployment) -> tuple[str, ...]:
+    """The flags for traces. Workers get none: the gateway makes their spans."""
+    tracing = deployment.spec.telemetry.tracing
+    if tracing is None:
+        return ()
+    return (f"--tracing-endpoint={tracing.endpoint}", f"--tracing-sample-ratio={tracing.sample_ratio:g}")
 
 
 def _aliases(deployment: LLMDeployment) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -59,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         configure_logging(settings.log_level.upper(), _log_format(settings))
         KeyDirectory(settings.keys).current()
         _check_files(settings)
+        _check_tracing(settings)
         with asyncio.Runner(loop_factory=FairEventLoop) as runner:
             return runner.run(_run(settings, argv))
     except (SettingsError, AuthenticationError) as error:
@@ -194,6 +196,20 @@ def _check_files(settings: Settings) -> None:
             Certificate(settings.tls)
         except CertificateError as error:
             raise SettingsError(f"--tls: {error}") from error
+
+
+def _check_tracing(settings: Settings) -> None:
+    """Check that OpenTelemetry is installed where traces are wanted, without importing it. Raises SettingsError."""
+    if settings.tracing_endpoint is None:
+        return
+    for module in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"):
+        try:
+            is_installed = find_spec(module) is not None
+        except ModuleNotFoundError:
+            is_installed = False
+        if not is_installed:
+            package = "baton-serving[gateway,otel]"
+            raise SettingsError(f"--tracing-endpoint: the extra 'otel' is not installed: pip install '{package}'")
 
 
 def _stop_signal() -> asyncio.Event:

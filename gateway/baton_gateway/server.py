@@ -28,6 +28,7 @@ from baton_gateway.records.record_desk import RecordDesk
 from baton_gateway.records.record_ring import RecordRing
 from baton_gateway.reporting.metric_files import METRICS_VARIABLE
 from baton_gateway.reporting.metrics import GatewayMetrics, watch_loop_lag
+from baton_gateway.reporting.metrics_page import own_version
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
 from baton_gateway.reporting.state_page import ProcessReport, cache_report, worker_report
 from baton_gateway.reporting.vllm_names import with_vllm_names
@@ -42,6 +43,8 @@ from baton_gateway.tenancy.tenant_meters import TenantMeters
 from baton_gateway.tenancy.tenants import Tenants
 from baton_gateway.tenancy.token_verifier import read_verifier
 from baton_gateway.text.template_renderer import TemplateRenderer
+from baton_gateway.tracing.trace_builder import GEN_AI_OPT_IN_VARIABLE, wants_gen_ai
+from baton_gateway.tracing.trace_exporter import TraceExporter
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import LinkTimes, WorkerLinks
 from baton_gateway.workers.route import RoutePolicy
@@ -95,6 +98,9 @@ class GatewayServer:
         self._admission = Admission(_limits(settings))
         records = RecordRing(settings.request_records)
         self.relay = Relay(self.table, self._admission, self._templates, self.metrics, rules, records=records)
+        self.traces = _trace_exporter(settings, self.metrics)
+        if self.traces is not None:
+            self.relay.trace = self.traces.offer
         folder = os.environ.get(METRICS_VARIABLE)
         self.desk = RecordDesk(records, None if folder is None else Path(folder), settings.processes)
         self.links = WorkerLinks(
@@ -161,6 +167,8 @@ class GatewayServer:
         await self._templates.start()
         await self.links.start()
         await self.desk.start()
+        if self.traces is not None:
+            self.traces.start()
         limits, accounts = _connections(self._settings), self._accounts.listener
         self._http = BoundedServer(self.api.handle, limits, _log, not_http, accounts)
         self._http.begin(listening, None if self._certificate is None else self._certificate.context)
@@ -193,6 +201,8 @@ class GatewayServer:
             await self._http.end(SHUTDOWN_S)
         await self.links.stop()
         await self.desk.stop()
+        if self.traces is not None:
+            await self.traces.stop()
         await self._templates.stop()
         await self.relay.prompts.compiler.stop()
 
@@ -328,8 +338,23 @@ def _connections(settings: Settings) -> ConnectionLimits:
 
 def _api_options(settings: Settings) -> ApiOptions:
     return ApiOptions(
-        _policy(settings), tuple(settings.allowed_origins), settings.model_aliases, settings.unknown_fields
+        _policy(settings),
+        tuple(settings.allowed_origins),
+        settings.model_aliases,
+        settings.unknown_fields,
+        None if settings.tracing_endpoint is None else settings.tracing_sample_ratio,
     )
+
+
+def _trace_exporter(settings: Settings, metrics: GatewayMetrics) -> TraceExporter | None:
+    """Build the exporter of traces. OpenTelemetry is imported for it alone."""
+    if settings.tracing_endpoint is None:
+        return None
+    from baton_gateway.tracing.otlp_sender import OtlpSender
+
+    instance, is_gen_ai = f"{settings.name}/{os.getpid()}", wants_gen_ai(os.environ.get(GEN_AI_OPT_IN_VARIABLE, ""))
+    sender = OtlpSender(settings.tracing_endpoint, instance, own_version(), is_gen_ai=is_gen_ai)
+    return TraceExporter(sender, metrics.traced)
 
 
 def _policy(settings: Settings) -> RoutePolicy:

@@ -6,24 +6,37 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import ipaddress
 import json
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeVar
-from urllib.parse import urlsplit
+from typing import NoReturn
 
 from baton_gateway.answers.formats import FormatNames
-from baton_gateway.http_api.cors import is_origin
+from baton_gateway.flag_types import (
+    ALIASES,
+    DIR,
+    FILE,
+    HOST_PORT,
+    LOOPBACK,
+    NAME,
+    ORIGINS,
+    OTLP,
+    PATH,
+    SOURCE,
+    URL,
+    FlagType,
+    choice,
+    count,
+    seconds,
+    share,
+)
 from baton_gateway.openai_api.openai_fields import UnknownFields
-from baton_wire.discovery import Source, parse_source
+from baton_wire.discovery import Source
 from baton_wire.liveness import DEFAULT_LIVENESS
 from baton_wire.log_format import LOG_FORMAT_VARIABLE, LogFormat
 from baton_wire.rules.answer_formats import AUTO, REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 
-N = TypeVar("N", int, float)
 DAY_S = 86_400
 
 
@@ -89,6 +102,10 @@ class Settings:
     """This gateway's name, for the operator."""
     request_records: int
     """Records of requests that each process keeps; 0: none."""
+    tracing_endpoint: str | None
+    """Where a collector takes OTLP over HTTP; None: no traces."""
+    tracing_sample_ratio: float
+    """The share of requests that are traced where their clients do not say."""
     log_level: str
     log_format: str | None
     """None: as the environment says."""
@@ -102,99 +119,6 @@ class Settings:
     def formats(self) -> FormatNames:
         """How the models write calls and thoughts. A running gateway keeps it. Raises ValueError."""
         return FormatNames(self.tool_format, self.reasoning_format)
-
-
-def _host_port(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and int(port) <= 65_535):
-        raise ValueError(f"{text!r} is not HOST:PORT")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _loopback_port(text: str) -> tuple[str, int]:
-    host, port = _host_port(text)
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback:
-        raise ValueError(f"{host!r} is not a loopback address")
-    return host, port
-
-
-def _origins(text: str) -> tuple[str, ...]:
-    origins = tuple(part.strip() for part in text.split(",") if part.strip())
-    for origin in origins:
-        if not is_origin(origin):
-            raise ValueError(f"{origin[:64]!r} is neither * nor http(s)://HOST[:PORT]")
-    return origins
-
-
-def _aliases(text: str) -> tuple[tuple[str, str], ...]:
-    pairs = []
-    for part in text.split(",") if text else ():
-        alias, _, served = part.partition("=")
-        if not alias or not served or alias == served:
-            raise ValueError(f"{part[:300]!r} is not ALIAS=SERVED_NAME")
-        pairs.append((alias, served))
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("an alias is given twice")
-    return tuple(pairs)
-
-
-def _operator_url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme != "http" or not parts.hostname or not parts.path.startswith("/"):
-        raise ValueError(f"{text!r} is not http://HOST:PORT/PATH")
-    return text
-
-
-def _gateway_name(text: str) -> str:
-    return text[:253] or socket.gethostname()[:253]
-
-
-def _between(kind: type[N], low: float, high: float) -> Callable[[str], N]:
-    """A reader of numbers in these bounds, both allowed."""
-
-    def read(text: str) -> N:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not {'an integer' if kind is int else 'a number'}") from None
-        if not low <= value <= high:
-            raise ValueError(f"{value} is not between {low:g} and {high:g}")
-        return value
-
-    return read
-
-
-@dataclass(frozen=True, slots=True)
-class FlagType:
-    """How a flag's value is written and read."""
-
-    read: Callable[[str], object]
-    """Raises ValueError that says what is allowed."""
-    metavar: str | None = None
-    choices: tuple[str, ...] | None = None
-
-
-HOST_PORT, LOOPBACK = FlagType(_host_port, "HOST:PORT"), FlagType(_loopback_port, "HOST:PORT")
-SOURCE = FlagType(parse_source, "SPEC")
-DIR, FILE, PATH = (FlagType(Path, metavar) for metavar in ("DIR", "FILE", "PATH"))
-ORIGINS, ALIASES = FlagType(_origins, "LIST"), FlagType(_aliases, "LIST")
-URL, NAME = FlagType(_operator_url, "URL"), FlagType(_gateway_name)
-
-
-def _count(low: int, high: int) -> FlagType:
-    return FlagType(_between(int, low, high), "N")
-
-
-def _seconds(low: float, high: float) -> FlagType:
-    return FlagType(_between(float, low, high), "S")
-
-
-def _choice(*choices: str, read: Callable[[str], object] = str) -> FlagType:
-    return FlagType(read, choices=choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +160,9 @@ FLAGS = (
     Flag("keys", DIR, None, "directory of link keys, one file a key", is_required=True),
     Flag("prefill-discovery", SOURCE, None, "file:PATH or dns:NAME.:PORT", is_required=True),
     Flag("decode-discovery", SOURCE, None, "file:PATH or dns:NAME.:PORT", is_required=True),
-    Flag("processes", _count(1, 256), 1, "gateway processes on the port (default %(default)s)"),
+    Flag("processes", count(1, 256), 1, "gateway processes on the port (default %(default)s)"),
     Flag(
-        "metrics-compat", _choice("none", "vllm"), "none", "vllm: metrics under vLLM's names too (default %(default)s)"
+        "metrics-compat", choice("none", "vllm"), "none", "vllm: metrics under vLLM's names too (default %(default)s)"
     ),
     Flag("announce", FILE, None, "written once the gateway listens: JSON with pid and ports"),
     Flag("admin-listen", LOOPBACK, None, "loopback listener for /state and /metrics"),
@@ -247,84 +171,82 @@ FLAGS = (
     Flag("tenants", DIR, None, "folder with the compiled table of LLMTenants; they are let in besides --api-keys"),
     Flag("jwt", FILE, None, "JSON file that says which tokens (JWT) name an LLMTenant; needs --tenants"),
     Flag(
-        "replicas", _count(1, 1_024), 1, "gateways that share limits of LLMTenants (default %(default)s)", in_file=True
+        "replicas", count(1, 1_024), 1, "gateways that share limits of LLMTenants (default %(default)s)", in_file=True
     ),
     Flag("allowed-origins", ORIGINS, "", "browser pages that may call: https://a.example,… or * (default: none)"),
     Flag("model-aliases", ALIASES, "", "other names of models: ALIAS=SERVED_NAME,… (default: none)", in_file=True),
     Flag("tls", DIR, None, "folder with tls.crt and tls.key: serve HTTPS (default: HTTP)"),
-    Flag("disaggregation", _choice("always", "never", "auto"), "always", "(default %(default)s)", in_file=True),
+    Flag("disaggregation", choice("always", "never", "auto"), "always", "(default %(default)s)", in_file=True),
     Flag(
         "prefill-unavailable",
-        _choice("fail", "decode-locally"),
+        choice("fail", "decode-locally"),
         "decode-locally",
         "while no prefill worker is routable (default %(default)s)",
         in_file=True,
     ),
     Flag(
         "tool-format",
-        _choice(*TOOL_FORMAT_NAMES),
+        choice(*TOOL_FORMAT_NAMES),
         AUTO,
         "how models write calls (default: detected from their template)",
     ),
     Flag(
         "reasoning-format",
-        _choice(*REASONING_FORMAT_NAMES),
+        choice(*REASONING_FORMAT_NAMES),
         AUTO,
         "how models write thoughts (default: detected from their template)",
     ),
-    Flag("generation-defaults", _choice("on", "off"), "on", "the model's own (default %(default)s)", in_file=True),
+    Flag("generation-defaults", choice("on", "off"), "on", "the model's own (default %(default)s)", in_file=True),
     Flag(
         "unknown-fields",
-        _choice(*map(str, UnknownFields), read=UnknownFields),
+        choice(*map(str, UnknownFields), read=UnknownFields),
         str(UnknownFields.REFUSE),
         "of requests: refuse them, or ignore them and name them in a header (default %(default)s)",
         in_file=True,
     ),
     Flag(
         "oversized-max-tokens",
-        _choice("refuse", "clamp"),
+        choice("refuse", "clamp"),
         "refuse",
         "of requests for more tokens than the context holds: refuse, or clamp to what fits (default %(default)s)",
         in_file=True,
     ),
-    Flag("slo-ttft-s", _seconds(0.001, 3600), 0.5, "target, for waiting and auto (default %(default)s)", in_file=True),
-    Flag("slo-tpot-s", _seconds(0.001, 3600), 0.05, "target, for auto (default %(default)s)", in_file=True),
-    Flag("max-request-duration-s", _seconds(1, DAY_S), 600.0, "(default %(default)s)", in_file=True),
+    Flag("slo-ttft-s", seconds(0.001, 3600), 0.5, "target, for waiting and auto (default %(default)s)", in_file=True),
+    Flag("slo-tpot-s", seconds(0.001, 3600), 0.05, "target, for auto (default %(default)s)", in_file=True),
+    Flag("max-request-duration-s", seconds(1, DAY_S), 600.0, "(default %(default)s)", in_file=True),
     Flag(
         "max-request-memory-mib",
-        _count(16, 1 << 20),
+        count(16, 1 << 20),
         512,
         "for bodies being read and requests at work, per process (default %(default)s)",
     ),
     Flag(
         "max-connections-per-address",
-        _count(0, 1_000_000),
+        count(0, 1_000_000),
         None,
         "of one client address, per process; 0: no bound (default: half of all that the process may have)",
     ),
-    Flag(
-        "max-running", _count(1, 1_000_000), 1024, "running sequences per process (default %(default)s)", in_file=True
-    ),
-    Flag("max-queued", _count(0, 1_000_000), 4096, "waiting sequences per process (default %(default)s)", in_file=True),
+    Flag("max-running", count(1, 1_000_000), 1024, "running sequences per process (default %(default)s)", in_file=True),
+    Flag("max-queued", count(0, 1_000_000), 4096, "waiting sequences per process (default %(default)s)", in_file=True),
     Flag(
         "max-queue-s",
-        _seconds(0, DAY_S),
+        seconds(0, DAY_S),
         None,
         "longest wait for a turn (default: ten times --slo-ttft-s)",
         in_file=True,
     ),
-    Flag("park-s", _seconds(0, DAY_S), 10.0, "how long to wait for a first pair (default %(default)s)", in_file=True),
-    Flag("drain-s", _seconds(0, DAY_S), 30.0, "for open requests on SIGTERM (default %(default)s)", in_file=True),
+    Flag("park-s", seconds(0, DAY_S), 10.0, "how long to wait for a first pair (default %(default)s)", in_file=True),
+    Flag("drain-s", seconds(0, DAY_S), 30.0, "for open requests on SIGTERM (default %(default)s)", in_file=True),
     Flag(
         "suspect-s",
-        _seconds(0.1, 600),
+        seconds(0.1, 600),
         DEFAULT_LIVENESS.suspect_s,
         "silence before no new work (default %(default)s)",
         in_file=True,
     ),
     Flag(
         "dead-s",
-        _seconds(0.1, 600),
+        seconds(0.1, 600),
         DEFAULT_LIVENESS.dead_s,
         "silence before a link is given up (default %(default)s)",
         in_file=True,
@@ -333,12 +255,19 @@ FLAGS = (
     Flag("name", NAME, socket.gethostname(), "this gateway's name, for the operator (default: host name)"),
     Flag(
         "request-records",
-        _count(0, 100_000),
+        count(0, 100_000),
         10_000,
         "records of requests that each process keeps for `baton explain`; 0: none (default %(default)s)",
     ),
-    Flag("log-level", _choice("debug", "info", "warning", "error"), "info", "(default %(default)s)", in_file=True),
-    Flag("log-format", _choice(*LogFormat), None, f"text or json (default: {LOG_FORMAT_VARIABLE}, else text)"),
+    Flag("tracing-endpoint", OTLP, None, "OTLP over HTTP, http://HOST:4318: export traces (default: none)"),
+    Flag(
+        "tracing-sample-ratio",
+        share(),
+        0.01,
+        "share of requests to trace, from 0 to 1, where clients send no traceparent (default %(default)s)",
+    ),
+    Flag("log-level", choice("debug", "info", "warning", "error"), "info", "(default %(default)s)", in_file=True),
+    Flag("log-format", choice(*LogFormat), None, f"text or json (default: {LOG_FORMAT_VARIABLE}, else text)"),
 )
 """All flags, in the order of the help text."""
 

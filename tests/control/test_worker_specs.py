@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_control.errors import ManifestError, UnsupportedError
+from baton_control.spec.quantities import OtlpUrl
 from baton_control.worker_specs import Device, Site, WorkerSpec, gateway_spec, instance_arguments, worker_spec
 from baton_gateway.answers.formats import FormatNames
 from baton_gateway.settings import parse_settings
@@ -74,6 +77,21 @@ def test_the_gateway_is_told_what_becomes_of_requests_for_too_many_tokens(wanted
     arguments = (*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json"))
     assert parse_settings(list(arguments)).oversized_max_tokens == wanted.lower()
     assert (spec.revision == gateway_spec(deployment(), SITE).revision) is (wanted == "Refuse")
+
+
+@given(st.from_regex(re.compile(get_args(OtlpUrl)[1].pattern, re.ASCII), fullmatch=True), st.floats(0, 1))
+def test_the_gateway_understands_every_endpoint_of_traces_that_a_manifest_may_name(url: str, ratio: float) -> None:
+    tracing = {"endpoint": url.rstrip("\n"), "sampleRatio": ratio}
+    spec = gateway_spec(deployment(telemetry={"tracing": tracing}), SITE)
+    settings = parse_settings([*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json")])
+    assert settings.tracing_sample_ratio == pytest.approx(ratio, rel=1e-5)
+    assert settings.tracing_endpoint is not None
+    assert settings.tracing_endpoint.startswith(url.rstrip("\n/"))
+    plain = gateway_spec(deployment(), SITE)
+    assert not [flag for flag in plain.argv if "tracing" in flag]
+    for role in POOL_ROLES:
+        traced = deployment(telemetry={"tracing": tracing})
+        assert worker_spec(traced, role, SITE) == worker_spec(deployment(), role, SITE)
 
 
 def test_formats_of_answers_reach_the_gateway_and_no_worker() -> None:

@@ -31,6 +31,7 @@ from baton_control.spec.quantities import (
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, RESERVED_LABELS, refuse_reserved
 from baton_control.spec.resource_quantities import Allowed
 from baton_control.spec.served_model import ModelSpec
+from baton_control.spec.telemetry_fields import TelemetrySpec
 
 API_VERSION = "baton.dev/v1alpha1"
 KIND = "LLMDeployment"
@@ -226,6 +227,7 @@ class DeploymentSpec(Model):
     autoscaling: AutoscalingSpec = AutoscalingSpec()
     rollout: RolloutSpec = RolloutSpec()
     gateway: GatewaySpec = GatewaySpec()
+    telemetry: TelemetrySpec = TelemetrySpec()
     image_pull_secrets: Annotated[tuple[PullSecretName, ...], Field(max_length=8, strict=False)] = ()
     """Names of Secrets in the same namespace for pulling the images. Empty: those that the installation names."""
     pull_secrets: Annotated[tuple[PullSecretSpec, ...], Field(max_length=8, strict=False)] = ()

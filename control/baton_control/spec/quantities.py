@@ -128,6 +128,12 @@ Origin = Annotated[
     StringConstraints(pattern=r"^(\*|https?://[A-Za-z0-9.\[\]:-]+)$", min_length=1, max_length=253),
     Allowed("* or http(s)://HOST[:PORT] without a path, as browsers send it"),
 ]
+_PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+OtlpUrl = Annotated[
+    str,
+    StringConstraints(pattern=rf"^https?://[A-Za-z0-9][A-Za-z0-9.-]*(:{_PORT})?(/[A-Za-z0-9._~/-]*)?$", max_length=512),
+    Allowed("http(s)://HOST[:PORT][/PATH] without credentials"),
+]
 QualifiedName = Annotated[
     str,
     StringConstraints(pattern=KEY_PATTERN, max_length=253),

@@ -19,6 +19,7 @@ from aiohttp import web
 from baton_gateway.records.record_builder import worker_name
 from baton_gateway.records.trail import Moment, Trail
 from baton_gateway.requests.live_request import LiveRequest
+from baton_gateway.tracing.trace_context import TraceContext
 
 _log = logging.getLogger("baton.gateway.access")
 _encode = msgspec.json.Encoder().encode
@@ -53,9 +54,19 @@ class Exchange:
     tenant: str | None = None
     is_operator: bool = False
     """True if the installation's operator asks."""
+    trace: TraceContext | None = None
+    """The trace that it belongs to; None: traces are not exported."""
     live: LiveRequest | None = None
     session: int | None = None
     """A number of the session that the client named."""
+
+    def begin(self, live: LiveRequest) -> LiveRequest:
+        """Take the generating request that has begun, and put it into the exchange's trace."""
+        self.live = live
+        live.trace = self.trace
+        if self.trace is not None and self.trace.is_sampled:
+            live.times.exemplar = {"trace_id": self.trace.trace_id}
+        return live
 
     def name_ignored(self, ignored: Sequence[str]) -> None:
         """Name what has no effect in a header of the answer."""

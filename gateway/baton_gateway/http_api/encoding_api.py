@@ -106,7 +106,7 @@ class EncodingApi:
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         writer = EncodingWriter(charge)
-        live = exchange.live = self._relay.start(parsed, tenant, writer, exchange.id)
+        live = exchange.begin(self._relay.start(parsed, tenant, writer, exchange.id))
         try:
             usage = await writer.done
         finally:

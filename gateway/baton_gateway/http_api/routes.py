@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,8 @@ from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.tenancy.tenants import Tenants
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
+from baton_gateway.tracing import trace_context
+from baton_gateway.tracing.trace_context import TraceContext, choose_trace
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.fair_loop.charging import charge_to
@@ -102,6 +105,8 @@ class ApiOptions:
     aliases: Sequence[tuple[str, str]] = ()
     """Pairs of an alias and the served name of a model."""
     unknown_fields: UnknownFields = UnknownFields.REFUSE
+    trace_ratio: float | None = None
+    """The share of requests that are traced where their clients do not say; None: traces are not exported."""
 
 
 class HttpApi:
@@ -206,9 +211,14 @@ class HttpApi:
 
     def _exchange(self, request: web.BaseRequest, now: float) -> Exchange:
         own_id = choose_request_id(request.headers.get(ID_HEADER))
-        return Exchange(
-            own_id, now, {ID_HEADER: own_id} | cors_headers(request.headers.get("Origin"), self._options.origins)
-        )
+        headers = {ID_HEADER: own_id} | cors_headers(request.headers.get("Origin"), self._options.origins)
+        return Exchange(own_id, now, headers, trace=self._trace(request))
+
+    def _trace(self, request: web.BaseRequest) -> TraceContext | None:
+        if (ratio := self._options.trace_ratio) is None:
+            return None
+        sent = request.headers.getall(trace_context.HEADER, ())
+        return choose_trace(sent, ratio, secrets.token_bytes(trace_context.ID_BYTES))
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         form: ErrorForm = error_body
@@ -356,8 +366,8 @@ class HttpApi:
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         writer = CollectingWriter(form, charge)
-        live = exchange.live = self._relay.start(
-            parsed, tenant, writer, exchange.id, exchange.session, exchange.began_s
+        live = exchange.begin(
+            self._relay.start(parsed, tenant, writer, exchange.id, exchange.session, exchange.began_s)
         )
         try:
             result = await writer.done
@@ -410,8 +420,8 @@ class HttpApi:
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
         writer = StreamingWriter(exchange.id, form, charge)
-        live = exchange.live = self._relay.start(
-            parsed, tenant, writer, exchange.id, exchange.session, exchange.began_s
+        live = exchange.begin(
+            self._relay.start(parsed, tenant, writer, exchange.id, exchange.session, exchange.began_s)
         )
         entry = (live, writer)
         try:

@@ -6,7 +6,8 @@ import enum
 
 
 class Part(enum.StrEnum):
-    """A part of a request's time: what it waited for during a span. The names are those of trace spans, too."""
+    """A part of a request's time: what it waited for during a span. Spans of traces have the same
+    names after `baton.`."""
 
     RECEIVING = "receiving"
     QUEUED = "queued"

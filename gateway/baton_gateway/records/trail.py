@@ -149,6 +149,13 @@ class TrailFacts(msgspec.Struct, frozen=True, array_like=True):
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
     trace_id: str = ""
+    """Empty: it belongs to no trace."""
+    parent_id: str = ""
+    """The client's span in that trace; empty: none."""
+    is_sampled: bool = False
+    """Its trace is exported."""
+    operation: str = ""
+    """The kind of work, as the conventions of OpenTelemetry name it."""
 
     @property
     def missed(self) -> bool:

@@ -6,6 +6,16 @@ import enum
 from dataclasses import dataclass
 
 
+class TraceResult(enum.Enum):
+    """The end of a sampled trace."""
+
+    EXPORTED = "exported"
+    FAILED = "failed"
+    """The collector did not take it."""
+    DROPPED = "dropped"
+    """Too many were waiting for the collector."""
+
+
 class Outcome(enum.StrEnum):
     """How a request ended; a closed set that also labels metrics."""
 

@@ -30,6 +30,7 @@ from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.wait_prediction import WaitRules
 from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.revision_text import TextModel
+from baton_gateway.tracing.trace_context import TraceContext
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.messages.values import Finish, PairFingerprint, Reason
 from baton_wire.rules.prefix_digests import PromptPlaces
@@ -101,6 +102,8 @@ class LiveRequest:
     """Log probabilities of the prompts; None: the client wants none."""
     trail: Trail | None = None
     """Where its time goes; None: no records are kept."""
+    trace: TraceContext | None = None
+    """The trace that it belongs to; None: traces are not exported."""
     queued_for: str = ""
     """Why it waits for admission."""
     is_parked: bool = False

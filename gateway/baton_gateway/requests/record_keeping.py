@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from baton_gateway.openai_api.encoding_types import EncodeRequest, EncodeTask
+from baton_gateway.openai_api.openai_types import ChatRequest
 from baton_gateway.records.trail import SLOW_GAP_S, Moment, Trail, TrailFacts
 from baton_gateway.requests.live_request import LiveRequest, RelayRules
 
@@ -22,7 +24,7 @@ def begin_trail(
 
 def trail_facts(live: LiveRequest, rules: RelayRules) -> TrailFacts:
     """Build what is known of a request at its end. Its trail ends with the mark of its end."""
-    trail, times, life = live.trail, live.times, live.life
+    trail, times, life, trace = live.trail, live.times, live.life, live.trace
     assert trail is not None
     first_s = min(times.first_s.values(), default=None)
     gaps = [
@@ -45,4 +47,14 @@ def trail_facts(live: LiveRequest, rules: RelayRules) -> TrailFacts:
         tpot_s=max(gaps, default=None),
         ttft_target_s=rules.ttft_s,
         tpot_target_s=rules.life.tpot_s,
+        trace_id=trace.trace_id if trace is not None and (trace.is_sampled or trace.parent_id) else "",
+        parent_id="" if trace is None else trace.parent_id,
+        is_sampled=trace is not None and trace.is_sampled,
+        operation=_operation(live),
     )
+
+
+def _operation(live: LiveRequest) -> str:
+    if isinstance(live.request, EncodeRequest):
+        return "embeddings" if live.request.task is EncodeTask.EMBED else live.request.task.value
+    return "chat" if isinstance(live.request, ChatRequest) else "text_completion"

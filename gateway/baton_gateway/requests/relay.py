@@ -16,7 +16,7 @@ from baton_gateway.openai_api.encoding_answers import EncodingWriter
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.openai_api.response_encoding import Usage
 from baton_gateway.records.record_ring import RecordRing
-from baton_gateway.records.trail import Moment, keep
+from baton_gateway.records.trail import KeptTrail, Moment, keep
 from baton_gateway.reporting.metrics import GatewayMetrics, route_name
 from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.accounting import answer_lengths, count_backlog, count_end, count_prompt
@@ -119,6 +119,8 @@ class Relay:
         self._deliveries = Deliveries(self._loop, self._deliver_arrived, self._by_ticket)
         self._admission_timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
+        self.trace: Callable[[KeptTrail], None] | None = None
+        """Takes the trails of sampled requests that have ended; None: traces are not exported."""
         self.on_parked: Callable[[], None] = lambda: None
         """Called when a request finds no pair of workers."""
         self.on_workers_changed: Callable[[], None] = lambda: None
@@ -178,7 +180,7 @@ class Relay:
         life = self._new_life(request.options.n, tenant, now)
         times = self._metrics.arrived(now)
         live = LiveRequest(life, request, tenant, writer, ticket, times, request_id, session=session)
-        if self.records.is_on:
+        if self.records.is_on or self.trace is not None:
             begin_trail(live, began_s, now, self._rules.life.tpot_s, is_own_quota=is_own_quota)
         self._by_ticket[ticket] = live
         load = self._loads.of(live)
@@ -526,8 +528,12 @@ class Relay:
         """Keep the record of a request: its client has the whole answer, or is gone."""
         if live.trail is not None:
             live.note(Moment.CLOSED)
-            self.records.add(keep(live.trail, trail_facts(live, self._rules)))
+            kept = keep(live.trail, trail_facts(live, self._rules))
             live.trail = None
+            if self.records.is_on:
+                self.records.add(kept)
+            if self.trace is not None and kept.facts.is_sampled:
+                self.trace(kept)
 
     # Timers -----------------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,14 @@
 """Services and NetworkPolicies: how Pods are found, and which Pods may connect to which.
 
 Everything is denied except these edges: clients → gateway, gateway → prefill and decode, prefill ↔ decode,
-gateway → operator, monitoring → metrics, all Pods → DNS. RDMA does not pass through NetworkPolicies. Workers that flip
-connect to each other in any role. Clients are all Pods of the namespace, or anybody where the gateway asks for keys or
-is declared open.
+gateway → operator, gateway → a collector of traces in the cluster, monitoring → metrics, all Pods → DNS. RDMA does not
+pass through NetworkPolicies. Workers that flip connect to each other in any role. Clients are all Pods of the
+namespace, or anybody where the gateway asks for keys or is declared open.
 """
 
 from __future__ import annotations
+
+from urllib.parse import urlsplit
 
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
@@ -23,6 +25,7 @@ IP_FAMILIES = "PreferDualStack"
 """Both families where the cluster has both, else the one that it has."""
 
 
+_SCHEME_PORTS = {"http": 80, "https": 443}
 _PROTOCOLS = {"http": "http", "pair": "tcp"}
 """For meshes, which else wait for a client's first bytes; on a pair link the server begins."""
 
@@ -104,6 +107,7 @@ def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: O
     if deployment.spec.autoscaling.flips and role is not Role.GATEWAY:
         ingress[role] = [_from([gateway], HTTP_PORT), _from([prefill, decode], PAIR_PORT)]
         egress[role] = [_to([prefill, decode], PAIR_PORT)]
+    egress[Role.GATEWAY] += _collector(deployment)
     if platform.monitoring_namespace is not None and "from" in ingress[role][0]:  # else the port is open to all
         monitoring: Manifest = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: platform.monitoring_namespace}}}
         ingress[role].append(_from([monitoring], HTTP_PORT))
@@ -115,6 +119,21 @@ def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: O
     }
     name = f"{deployment.metadata.name}-{role}"
     return object_head("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner, role) | {"spec": spec}
+
+
+def _collector(deployment: LLMDeployment) -> list[Manifest]:
+    """The rule for a collector of traces that is a Service of this cluster. The installation opens the way to others,
+    because the author of a deployment must not choose which networks Pods reach."""
+    tracing = deployment.spec.telemetry.tracing
+    if tracing is None:
+        return []
+    url = urlsplit(tracing.endpoint)
+    port, host = url.port or _SCHEME_PORTS[url.scheme], (url.hostname or "").split(".")
+    if len(host) == 1:
+        return [_to([{"podSelector": {}}], port)]
+    if len(host) >= 3 and host[2] == "svc":
+        return [_to([{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: host[1]}}}], port)]
+    return []
 
 
 def _clients(deployment: LLMDeployment) -> Manifest:

@@ -215,6 +215,7 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
         more |= {name: dump["model"][name] for name in ("toolFormat", "reasoningFormat")}
         more["generationDefaults"] = spec.model.generation_defaults
         more["aliases"] = [f"{alias}={spec.model.served_name}" for alias in spec.model.aliases]
+        more["tracing"] = dump["telemetry"]["tracing"]
         return {**shared, "gateway": gateway, "maxRequestDuration": longest, **more}
     pool = {name: value for name, value in dump[role.value].items() if name not in _NOT_IN_TEMPLATES}
     if pool["accelerator"] is not None:  # its price and its alternatives are no reason to restart workers

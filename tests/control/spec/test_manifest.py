@@ -35,6 +35,16 @@ def test_everything_but_the_model_has_a_default() -> None:
 
 
 @pytest.mark.parametrize(
+    "endpoint",
+    ["", "collector:4318", "grpc://c:4317", "http://", "http://c:0", "http://c:65536", "http://a@c", "http://c?k=v"],
+)
+def test_an_endpoint_of_traces_is_a_url_without_credentials(endpoint: str) -> None:
+    [problem] = problems_of(as_yaml(manifest(telemetry={"tracing": {"endpoint": endpoint}})))
+    assert "spec.telemetry.tracing.endpoint" in problem
+    assert "http(s)://HOST[:PORT][/PATH] without credentials" in problem
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"),
     [
         ("500ms", 0.5),

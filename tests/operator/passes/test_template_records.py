@@ -112,6 +112,8 @@ def test_what_moves_no_pod_makes_no_template(fields: dict[str, object]) -> None:
         ({"decode__env": [{"name": "UCX_TLS", "value": "tcp"}]}, {Role.DECODE}),
         ({"gateway__limits": {"oversizedMaxTokens": "Clamp"}}, {Role.GATEWAY}),
         ({"gateway__limits": {"oversizedMaxTokens": "Refuse"}}, set()),
+        ({"telemetry": {"tracing": {"endpoint": "http://collector:4318"}}}, {Role.GATEWAY}),
+        ({"telemetry": {}}, set()),
         ({"gateway__resources": {"cpu": "2"}}, {Role.GATEWAY}),
         ({"decode__resources": {"limits": {"cpu": 2}}}, {Role.DECODE}),
         ({"model__fetch": {"resources": {"cpu": "2"}}}, set()),
@@ -150,7 +152,8 @@ def test_a_record_from_before_a_field_was_there_moves_nothing() -> None:
             del roles[role]["inputs"]["pool"]["placement"][name]
     for name in ("resources", "placement", "priorityClassName"):
         del roles["gateway"]["inputs"]["gateway"][name]
-    del roles["gateway"]["inputs"]["aliases"]
+    for name in ("aliases", "tracing"):
+        del roles["gateway"]["inputs"][name]
     del roles["prefill"]["inputs"]["keepsAnswers"]
     raw["metadata"]["uid"] = "uid-1"
     old = read_record(raw)
@@ -184,6 +187,16 @@ def test_going_back_gives_back_the_very_same_templates() -> None:
         record_manifest(back, 3, build_deployment(), OWNER)["metadata"]
         == record_manifest(first, 1, build_deployment(), OWNER)["metadata"]
     )
+
+
+def test_traces_that_are_switched_off_or_sampled_otherwise_are_an_edit() -> None:
+    def traced(**fields: object) -> Any:
+        return build_deployment(telemetry={"tracing": {"endpoint": "http://collector:4318", **fields}})
+
+    on = current_record(traced(), OLD, "", ())
+    assert current_record(traced(sampleRatio=0.01), NEW, "", [store(on)]) == on
+    for edited in (build_deployment(), traced(sampleRatio=0.5)):
+        assert templates(current_record(edited, NEW, "", [store(on)]))[Role.GATEWAY] != templates(on)[Role.GATEWAY]
 
 
 def test_fields_that_one_of_two_versions_does_not_know_change_nothing() -> None:

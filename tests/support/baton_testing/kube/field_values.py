@@ -116,6 +116,8 @@ VALUES: dict[str, object] = {
     "model.fetch.placement.tolerations": [{"key": "gpu"}],
     "model.fetch.serviceAccountAnnotations": {"a": "b"},
     "gateway.tls.secretName": "cert",
+    "telemetry.tracing.endpoint": "http://collector:4318",
+    "telemetry.tracing.sampleRatio": None,  # only with an endpoint
     "gateway.route.parent": None,
     "gateway.route.parentNamespace": None,
     "gateway.route.parentRefs": None,
