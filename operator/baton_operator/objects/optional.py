@@ -12,10 +12,11 @@ import msgspec
 
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
+from baton_control.worker_specs import pool_roles
 from baton_operator.kube.object_fields import Manifest, mapping, metadata_of
 from baton_operator.objects.cluster import HTTP_PORT, Owner, Platform
 from baton_operator.objects.metadata import object_head, selector
-from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.messages.values import Role
 
 ROUTE_API, MONITOR_API = "gateway.networking.k8s.io/v1", "monitoring.coreos.com/v1"
 SCALER_API, POOL_GROUP = "autoscaling/v2", "inference.networking.k8s.io"
@@ -30,7 +31,7 @@ MISSED_FOR, FAILED_SHARE = "10m", 0.01
 
 def optional_objects(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
     """The optional objects that the deployment and the installation ask for."""
-    roles = (*POOL_ROLES, Role.GATEWAY)
+    roles = (*pool_roles(deployment), Role.GATEWAY)
     monitors = [_monitor(deployment, role, platform, owner) for role in roles] if platform.monitors else []
     alerts = [_alerts(deployment, owner)] if platform.alerts else []
     monitors, alerts = ([_labelled(manifest, platform) for manifest in made] for made in (monitors, alerts))
@@ -133,7 +134,8 @@ def _alerts(deployment: LLMDeployment, owner: Owner) -> Manifest:
     of = f'{{namespace="{metadata.namespace}",pod=~"{gateway_name(metadata.name)}-.+"}}'
     failed = f'{{namespace="{metadata.namespace}",pod=~"{gateway_name(metadata.name)}-.+",outcome="failed"}}'
     rules: list[Manifest] = []
-    for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot)):
+    targets = {"ttft": slo.ttft, **({"tpot": slo.tpot} if deployment.spec.model.generates else {})}
+    for name, target in targets.items():
         rate = f"sum by (le) (rate(baton_gateway_{name}_seconds_bucket{of}[5m]))"
         rules.append(
             {
