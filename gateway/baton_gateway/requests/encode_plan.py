@@ -19,7 +19,7 @@ from baton_gateway.text.special_token_escape import SpecialTokenEscape, remove_s
 from baton_wire.messages.encoding import Encoding, EncodingKind, EncodingLimits
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""Qwen's own, where a request brings none."""
+"""Qwen's own, where neither the request nor the model's files bring one."""
 JUDGEMENTS = ("no", "yes")
 _BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -132,7 +132,7 @@ def _plan_pairs(request: EncodeRequest, limits: EncodingLimits, bundle: Bundle) 
             raise invalid("instruction", "'instruction' is not supported: this model reads the two texts alone.")
         inputs = tuple((*_plain(left), *_plain(right)) for left, right in pairs)
         return EncodePlan(inputs, fields, Encoding(EncodingKind.LABELS), 1, Scoring.LABEL)
-    instruction = request.instruction or INSTRUCTION
+    instruction = request.instruction or _prefix("", bundle.default_prompt, bundle) or INSTRUCTION
     escape = SpecialTokenEscape(bundle.control_tokens)
     questions = tuple(
         (_question(instruction, str(left), str(right), escape, field),)
