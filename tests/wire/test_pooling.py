@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton_wire.models.errors import ModelConfigError
-from baton_wire.models.pooling import Judgement, Pooling, PoolingSpec, read_pooling, read_prompts
+from baton_wire.models.pooling import Judgement, Pooling, PoolingSpec, read_longest_text, read_pooling, read_prompts
 
 KINDS = "sentence_transformers.models."
 TRANSFORMER, POOLING, NORMALIZE = (
@@ -112,6 +112,26 @@ def test_a_score_that_is_no_probability_of_yes_is_refused(score: dict[str, Any],
 def test_a_classifier_has_no_answers_to_compare() -> None:
     with pytest.raises(ModelConfigError, match=r"modules.json: \[1\].type: LogitScore"):
         judge({"true_token_id": 9, "false_token_id": 2}, CLASSIFIES)
+
+
+@pytest.mark.parametrize(
+    ("options", "tokenizer", "longest"),
+    [
+        ({"max_seq_length": 512, "do_lower_case": False}, {"model_max_length": 32_768}, 512),
+        ({"max_seq_length": None}, {"model_max_length": 256}, 256),
+        ({"transformer_task": "feature-extraction"}, {"model_max_length": 131_072}, 131_072),
+        (None, {"model_max_length": 1000000000000000019884624838656}, None),
+        (None, {}, None),
+    ],
+)
+def test_a_text_is_as_long_as_sentence_transformers_reads_it(options: Any, tokenizer: Any, longest: int | None) -> None:
+    assert read_longest_text(options, tokenizer) == longest
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "512", True])
+def test_a_longest_text_that_is_no_count_is_refused_by_its_field(wrong: Any) -> None:
+    with pytest.raises(ModelConfigError, match=r"sentence_bert_config\.json: max_seq_length"):
+        read(sentence_bert_config={"max_seq_length": wrong})
 
 
 def test_prompts_are_read_by_name() -> None:

@@ -17,7 +17,7 @@ import pytest
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, answer, ids_of, running_gateway, tokenizer, until
 from baton_testing.gateway.http_client import CHAT, HttpClient
-from baton_testing.gateway.made_tokenizers import byte_level
+from baton_testing.gateway.made_tokenizers import MadeTokenizer, byte_level
 from baton_wire.messages.encoding import EncodingKind, EncodingLimits, pack_floats
 from baton_wire.messages.gateway_link import Cancel
 from baton_wire.messages.values import Reason, Role, unpack_ids
@@ -367,3 +367,36 @@ async def test_a_quota_and_its_queue_hold_for_embeddings(pool: FakePool, http: a
         status, error = await client.refused(EMBEDDINGS, input=[6])
         assert (status, error["code"]) == (429, "queue_full")
         asking.cancel()
+
+
+class ShortTexts(MadeTokenizer):
+    """A tokenizer in a folder whose texts sentence-transformers reads to their sixth token."""
+
+    def files(self) -> dict[str, str | None]:
+        limit = '{"max_seq_length": 6, "do_lower_case": false}'
+        return {**super().files(), "modules.json": "[]", "sentence_bert_config.json": limit}
+
+
+class TestAModelThatReadsTheBeginningOfATextOnly:
+    @pytest.fixture
+    async def pool(self, tmp_path: Path, limits: EncodingLimits) -> AsyncIterator[FakePool]:
+        made = tokenizer()
+        pool = FakePool(tmp_path, ShortTexts(made.tokenizer, made.config), answer)
+        await pool.add(Role.PREFILL, encoding=limits)
+        yield pool
+        await pool.stop()
+
+    async def test_its_vector_is_that_of_the_beginning_and_usage_counts_what_was_read(
+        self, client: EncodingClient
+    ) -> None:
+        text = "The quick brown fox jumps over the lazy dog."
+        got = await client.ask(EMBEDDINGS, input=[text, "Hi"])
+        long, short = sorted(client.prompts(), key=len, reverse=True)
+        assert long[1:] == ids_of(text)[:5], "the tokenizer's own beginning counts"
+        assert short[1:] == ids_of("Hi")
+        assert got["usage"]["prompt_tokens"] == len(long) + len(short) == 6 + len(short)
+
+    async def test_the_client_may_ask_for_the_end_instead(self, client: EncodingClient) -> None:
+        text = "The quick brown fox jumps over the lazy dog."
+        await client.ask(EMBEDDINGS, input=text, truncate_prompt_tokens=9)
+        assert client.prompts() == [ids_of(text)[-9:]]

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from baton_wire.models.config_fields import ConfigFields, JsonObject
+from baton_wire.models.config_fields import MAX_SIZE, ConfigFields, JsonObject
 from baton_wire.models.errors import ModelConfigError
 
 MODULES: Final = "modules.json"
 PROMPTS: Final = "config_sentence_transformers.json"
 TRANSFORMER_OPTIONS: Final = "sentence_bert_config.json"
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 MAX_MODULES: Final = 16
 MAX_PROMPTS: Final = 256
 MAX_PROMPT_CHARS: Final = 8_192
@@ -85,6 +86,7 @@ def read_pooling(
         match kind:
             case "Transformer" if place == 0:
                 _check_transformer(read(TRANSFORMER_OPTIONS))
+                read_longest_text(read(TRANSFORMER_OPTIONS), read(TOKENIZER_CONFIG))
             case "Pooling" if place == 1:
                 path = f"{folder}/config.json"
                 fields = ConfigFields(read(path) or {}, f"{path}: ")
@@ -125,6 +127,24 @@ def read_prompts(raw: JsonObject | None) -> tuple[dict[str, str], str | None]:
     if default is not None and default not in texts:
         raise fields.error("default_prompt_name", f"one of {', '.join(texts) or 'no prompts'}")
     return texts, default
+
+
+def read_longest_text(options: JsonObject | None, tokenizer_config: JsonObject | None) -> int | None:
+    """The tokens after which sentence-transformers cuts a text; None: it cuts none. `options`: TRANSFORMER_OPTIONS, of
+    which older releases wrote `max_seq_length`; newer ones leave it to the tokenizer. Raises ModelConfigError."""
+    for file, name, content in (
+        (TRANSFORMER_OPTIONS, "max_seq_length", options),
+        (TOKENIZER_CONFIG, "model_max_length", tokenizer_config),
+    ):
+        fields = ConfigFields(content or {}, f"{file}: ")
+        if fields.raw(name) is not None and not _is_unlimited(fields.raw(name)):
+            return fields.integer(name)
+    return None
+
+
+def _is_unlimited(length: object) -> bool:
+    """True for what transformers writes for a tokenizer without a longest text: a number that no text reaches."""
+    return isinstance(length, int | float) and length > MAX_SIZE
 
 
 def _check_mask(config: JsonObject) -> None:
