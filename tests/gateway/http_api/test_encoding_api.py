@@ -24,6 +24,7 @@ from baton_wire.messages.values import Reason, Role, unpack_ids
 
 EMBEDDINGS = "/v1/embeddings"
 WIDTH = 6
+FOX = "The quick brown fox jumps over the lazy dog."
 EMBEDS = EncodingLimits(WIDTH)
 
 
@@ -373,8 +374,7 @@ class ShortTexts(MadeTokenizer):
     """A tokenizer in a folder whose texts sentence-transformers reads to their sixth token."""
 
     def files(self) -> dict[str, str | None]:
-        limit = '{"max_seq_length": 6, "do_lower_case": false}'
-        return {**super().files(), "modules.json": "[]", "sentence_bert_config.json": limit}
+        return {**super().files(), "modules.json": "[]", "sentence_bert_config.json": '{"max_seq_length": 6}'}
 
 
 class TestAModelThatReadsTheBeginningOfATextOnly:
@@ -389,14 +389,12 @@ class TestAModelThatReadsTheBeginningOfATextOnly:
     async def test_its_vector_is_that_of_the_beginning_and_usage_counts_what_was_read(
         self, client: EncodingClient
     ) -> None:
-        text = "The quick brown fox jumps over the lazy dog."
-        got = await client.ask(EMBEDDINGS, input=[text, "Hi"])
+        got = await client.ask(EMBEDDINGS, input=[FOX, "Hi"])
         long, short = sorted(client.prompts(), key=len, reverse=True)
-        assert long[1:] == ids_of(text)[:5], "the tokenizer's own beginning counts"
+        assert long[1:] == ids_of(FOX)[:5], "the tokenizer's own beginning counts"
         assert short[1:] == ids_of("Hi")
         assert got["usage"]["prompt_tokens"] == len(long) + len(short) == 6 + len(short)
 
     async def test_the_client_may_ask_for_the_end_instead(self, client: EncodingClient) -> None:
-        text = "The quick brown fox jumps over the lazy dog."
-        await client.ask(EMBEDDINGS, input=text, truncate_prompt_tokens=9)
-        assert client.prompts() == [ids_of(text)[-9:]]
+        await client.ask(EMBEDDINGS, input=FOX, truncate_prompt_tokens=9)
+        assert client.prompts() == [ids_of(FOX)[-9:]]
