@@ -18,6 +18,7 @@ from baton_control.sizing.inputs.observations import Measurements, ObservedPool,
 from baton_control.worker_specs import gateway_spec
 from baton_gateway.settings import parse_settings
 from baton_operator.kube.kinds import DEPLOYMENTS, POOLS, RECORDS, WORKERS
+from baton_operator.kube.object_fields import Manifest, name_of
 from baton_operator.objects.cluster import Owner, site_of
 from baton_operator.objects.desired import standing_objects
 from baton_operator.objects.pod_policy import PodPolicy
@@ -48,16 +49,17 @@ def condition(world: World, kind: str) -> tuple[str, str, str]:
     return found["status"], found["reason"], found["message"]
 
 
+def named(entry: Manifest) -> tuple[str, str]:
+    return str(entry["kind"]), name_of(entry)
+
+
 def test_no_object_names_a_decode_pool() -> None:
     objects = standing_objects(deployment(**ONE), WATCHING, Owner("u1"), MASTERS)
     texts = [str(entry) for entry in objects]
     assert not [text for text in texts if "chat-decode" in text or "'baton.dev/role': 'decode'" in text]
     assert not [text for text in texts if "tpot_seconds" in text]
     both = standing_objects(deployment(model__source="pvc://models/a"), WATCHING, Owner("u1"), MASTERS)
-    gone = {(str(entry["kind"]), entry["metadata"]["name"]) for entry in both} - {  # type: ignore[index]
-        (str(entry["kind"]), entry["metadata"]["name"])
-        for entry in objects  # type: ignore[index]
-    }
+    gone = {named(entry) for entry in both} - {named(entry) for entry in objects}
     kinds = ("NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "Service", "ServiceAccount")
     assert gone == {(kind, "chat-decode") for kind in kinds}
 
@@ -80,7 +82,7 @@ def test_a_pod_setting_is_refused_once_by_the_field_that_was_written() -> None:
 
 
 def test_variables_that_are_refused_by_now_restart_nothing_and_are_named_once() -> None:
-    env = [{"name": "UCX_TLS", "value": "tcp"}]
+    env: list[Manifest] = [{"name": "UCX_TLS", "value": "tcp"}]
     record = current_record(deployment(**ONE, prefill__env=env), PLATFORM, "", ())
     stored = Stored("r1", "u", 1, record)
     later = dataclasses.replace(PLATFORM, worker_image=PLATFORM.worker_image.replace("@", "-new@"))

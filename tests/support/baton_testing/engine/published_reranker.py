@@ -53,7 +53,7 @@ def write_reranker(directory: Path, *, has_modules: bool = True, prompt: str = W
     write_random_weights(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), directory)
     tokenizer.save(str(directory / "tokenizer.json"))
     added = {
-        str(tokenizer.token_to_id(token)): {"content": token, "special": token in _SPECIAL} | _EXACT
+        str(tokenizer.token_to_id(token)): {"content": token, "special": token in _SPECIAL, **_EXACT}
         for token in (*_SPECIAL, *_PLAIN)
     }
     _write(
