@@ -37,6 +37,7 @@ LOADED: Json = {"type": "LoadBalancer"}
 CLASSED: Json = {**LOADED, "loadBalancerClass": "example.com/internal"}
 BALANCED = manifest(gateway={**OPEN, "service": CLASSED})
 FOUR = {"min": 4, "max": 4}
+EMBEDDING: Json = {"source": "file:///model", "servedName": "tiny", "maxContextTokens": 512, "tasks": ["Embed"]}
 
 
 def named(name: str) -> Json:
@@ -258,6 +259,50 @@ CASES = [
     ),
     Case(
         "spec",
+        "must be absent while model.tasks",
+        manifest(model__tasks=["Embed"], prefill__replicas={"min": 0, "max": 4}),
+        manifest(model__tasks=["Embed"], decode={}),
+    ),
+    Case(
+        "spec",
+        "must be false while model.tasks",
+        manifest(model__tasks=["Rerank", "Generate"], autoscaling__flips=True),
+        manifest(model__tasks=["Rerank"], autoscaling__flips=True),
+    ),
+    Case(
+        "spec",
+        "decode of a schedule must be at most",
+        manifest(model__tasks=["Embed"], autoscaling__schedules=window(prefill=1)),
+        manifest(model__tasks=["Embed"], autoscaling__schedules=window(decode=1)),
+    ),
+    Case(
+        "spec",
+        "needs replicas.min 0",
+        manifest(model__tasks=["Embed"], prefill__replicas={"min": 0, "max": 1}, autoscaling__scaleToZeroAfter="5m"),
+        manifest(model__tasks=["Embed"], autoscaling__scaleToZeroAfter="5m"),
+    ),
+    Case(
+        "spec",
+        "fp8 needs",
+        manifest(model={**EMBEDDING, "kvCacheDtype": "fp8"}, prefill__accelerator=GPU),
+        manifest(model={**EMBEDDING, "kvCacheDtype": "fp8"}),
+    ),
+    Case(
+        "spec",
+        "must be at least what both pools",
+        manifest(
+            model__tasks=["Embed"],
+            prefill={"accelerator": GPU, "replicas": FOUR},
+            autoscaling__budget={"maxAccelerators": 4},
+        ),
+        manifest(
+            model__tasks=["Embed"],
+            prefill={"accelerator": GPU, "replicas": FOUR},
+            autoscaling__budget={"maxAccelerators": 3},
+        ),
+    ),
+    Case(
+        "spec",
         "must be at least what both pools",
         manifest(decode={"accelerator": GPU, "replicas": FOUR}, autoscaling__budget={"maxAccelerators": 4}),
         manifest(decode={"accelerator": GPU, "replicas": FOUR}, autoscaling__budget={"maxAccelerators": 3}),
@@ -318,6 +363,13 @@ CHANGES = [
             manifest(gateway={**OPEN, "service": LOADED}),
         ),
         BALANCED,
+    ),
+    *(
+        (Case("spec", "cannot get or lose Generate", manifest(model__tasks=kept), manifest(model__tasks=changed)), raw)
+        for raw, kept, changed in (
+            (manifest(), ["Generate", "Embed"], ["Embed"]),
+            (manifest(model__tasks=["Embed"]), ["Rerank"], ["Embed", "Generate"]),
+        )
     ),
     (Case("spec", "cannot be changed", pool(replicas=3), pool(deployment="other")), pool()),
     (Case("spec", "cannot be changed", pool(), pool(role="decode")), pool()),

@@ -126,7 +126,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
     arguments = (
         f"--keys={site.keys_path}",
         f"--prefill-discovery={site.prefill_discovery}",
-        f"--decode-discovery={site.decode_discovery}",
+        *((f"--decode-discovery={site.decode_discovery}",) if spec.model.generates else ()),
         f"--processes={spec.gateway.processes}",
         f"--disaggregation={spec.routing.disaggregation.lower()}",
         f"--slo-ttft-s={spec.slo.ttft.target:g}",
@@ -194,6 +194,11 @@ def pool_spec(deployment: LLMDeployment, role: Role) -> PoolSpec:
     return pools[role]
 
 
+def pool_roles(deployment: LLMDeployment) -> tuple[Role, ...]:
+    """The roles of the pools: without the task Generate there is no decode pool."""
+    return POOL_ROLES if deployment.spec.model.generates else (Role.PREFILL,)
+
+
 def keeps_answers(deployment: LLMDeployment) -> bool:
     """True when prefill workers get the flag to decode prompts that they computed. Not with offloaded layers, for which
     every token would wait; flexible workers need no flag."""
@@ -230,7 +235,7 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         "--max-waiting": engine.max_waiting,
         "--offloaded-layers": _offloaded_layers(engine.offloaded_layers, role, device),
         "--threads": site.threads,
-        "--decode-discovery": site.decode_discovery if flips or role is Role.PREFILL else None,
+        "--decode-discovery": site.decode_discovery if _dials_decode_workers(deployment, role) else None,
         "--prefill-discovery": site.prefill_discovery if flips else None,
         "--paced": site.paced_path,
     }
@@ -242,6 +247,10 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         *_drain(site, site.worker_drain_s),
         *(f"--{flag.name}" if flag.value is None else f"--{flag.name}={flag.value}" for flag in pool.arguments),
     )
+
+
+def _dials_decode_workers(deployment: LLMDeployment, role: Role) -> bool:
+    return deployment.spec.autoscaling.flips or (role is Role.PREFILL and deployment.spec.model.generates)
 
 
 def _operator(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:

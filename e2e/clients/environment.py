@@ -1,7 +1,7 @@
 """Makes the environments of `make test-clients`, outside the repository, and prints their interpreters.
 
-They are kept between runs and made anew when what they should hold changes. BATON_CLIENTS, BATON_AGENTS and
-BATON_FRAMEWORKS name other folders.
+They are kept between runs and made anew when what they should hold changes. BATON_CLIENTS, BATON_AGENTS,
+BATON_FRAMEWORKS and BATON_EMBEDDINGS name other folders.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Environment:
 CLIENTS = Environment("clients", HERE / "requirements.txt", (VLLM,), needs_torch=True)
 AGENTS = Environment("agents", HERE / "agents.txt")
 FRAMEWORKS = Environment("frameworks", HERE / "frameworks.txt")
-ALL = (CLIENTS, AGENTS, FRAMEWORKS)
+EMBEDDINGS = Environment("embeddings", HERE / "embeddings.txt")
+ALL = (CLIENTS, AGENTS, FRAMEWORKS, EMBEDDINGS)
 
 
 def _run(command: list[str]) -> None:

@@ -179,8 +179,9 @@ class GatewayServer:
             asyncio.create_task(self._watch_helpers()),
             asyncio.create_task(watch_loop_lag(self.metrics.lagged)),
             asyncio.create_task(watch(self._settings.prefill_discovery, self._update_prefill)),
-            asyncio.create_task(watch(self._settings.decode_discovery, self._update_decode)),
         ]
+        if self._settings.decode_discovery is not None:
+            self._tasks.append(asyncio.create_task(watch(self._settings.decode_discovery, self._update_decode)))
         self.metrics.telemetry.began(asyncio.get_running_loop().time())
         if self.operator_link is not None:
             self._tasks.append(asyncio.create_task(self.operator_link.run(), name="operator link"))

@@ -51,7 +51,7 @@ class Settings:
     listen: tuple[str, int]
     keys: Path
     prefill_discovery: Source
-    decode_discovery: Source
+    decode_discovery: Source | None
     processes: int
     metrics_compat: str
     """`vllm`: metrics are served under vLLM's names too."""
@@ -159,7 +159,7 @@ FLAGS = (
     Flag("listen", HOST_PORT, "127.0.0.1:8000", "where clients connect (default %(default)s)"),
     Flag("keys", DIR, None, "directory of link keys, one file a key", is_required=True),
     Flag("prefill-discovery", SOURCE, None, "file:PATH or dns:NAME.:PORT", is_required=True),
-    Flag("decode-discovery", SOURCE, None, "file:PATH or dns:NAME.:PORT", is_required=True),
+    Flag("decode-discovery", SOURCE, None, "file:PATH or dns:NAME.:PORT (default: there are no decode workers)"),
     Flag("processes", count(1, 256), 1, "gateway processes on the port (default %(default)s)"),
     Flag(
         "metrics-compat", choice("none", "vllm"), "none", "vllm: metrics under vLLM's names too (default %(default)s)"

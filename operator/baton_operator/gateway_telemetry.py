@@ -13,7 +13,6 @@ from baton_operator.schema.status import LaneStatus, SloStatus
 from baton_operator.telemetry import GatewayReport
 from baton_wire.messages.measures import Lanes
 from baton_wire.messages.operator_link import FlipOrder
-from baton_wire.messages.values import Role
 from baton_wire.sketch import Sketch
 
 MIN_JUDGED = 20
@@ -84,9 +83,8 @@ def _rounded_ms(seconds: float) -> str:
 
 
 def _met(seen: Latencies, spec: SizingSpec) -> bool | None:
-    """True if both targets are met; None without enough requests."""
-    limits = {Role.PREFILL: spec.targets.ttft_s, Role.DECODE: spec.targets.tpot_s}
-    shares = {role: seen.share_met(role, limit_s) for role, limit_s in limits.items()}
+    """True if the targets of all pools are met; None without enough requests."""
+    shares = {role: seen.share_met(role, spec.targets.limit_s(role)) for role in spec.roles}
     if any(share is None or share[1] < MIN_JUDGED for share in shares.values()):
         return None
     return all(share is not None and share[0] >= spec.targets.share(role) for role, share in shares.items())

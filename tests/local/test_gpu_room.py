@@ -114,3 +114,9 @@ def test_a_need_with_offloaded_layers_is_not_known() -> None:
     gpu = {"resource": "nvidia.com/gpu"}
     given = deployment(prefill__accelerator=gpu, prefill__engine={"offloadedLayers": 1})
     assert gpu_need(given, FOLDER, {P: Device.CUDA, D: Device.CPU}) is None
+
+
+def test_a_deployment_without_a_decode_pool_needs_no_gpu_for_one() -> None:
+    found = gpu_need(deployment(model__tasks=["Embed"]), FOLDER, {P: Device.CUDA, D: Device.CUDA})
+    assert found is not None
+    assert (found.first, found.most) == ({P: 1}, {P: 1})

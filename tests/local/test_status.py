@@ -222,3 +222,14 @@ def test_the_status_shows_how_much_of_what_was_cached_was_found_and_why_sessions
 
 def replace_gateway(state: GatewayState) -> Observation:
     return dataclasses.replace(observation(), seen_by_gateway=state)
+
+
+def test_without_a_decode_pool_neither_it_nor_its_target_is_shown() -> None:
+    seen = observation()
+    record = replace(RECORD, limits={"prefill": (1, 1)}, wanted={"prefill": 1}, reasons={"prefill": "prefill 1"})
+    seen = dataclasses.replace(seen, record=record, workers=seen.workers[:1])
+    text = as_text(seen)
+    assert "decode" not in text
+    assert "TPOT" not in text
+    assert "  1 to 1   prefill 1" in text.splitlines()
+    assert as_json(seen)["pools"] == {"prefill": {"workers": 1, "ready": 1}}

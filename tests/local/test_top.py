@@ -134,3 +134,12 @@ def test_a_pool_that_sizing_finds_large_enough_is_not_blamed_for_its_size() -> N
     slow = limited_by(replace(seen_with(ttft_minute=Sketch(), tpot_minute=sketch(40)), record=record))
     assert slow is not None
     assert slow.startswith("decode (its size would do: are the machines busy with something else?): TPOT p95 ")
+
+
+def test_without_a_decode_pool_neither_it_nor_its_target_is_shown() -> None:
+    record = msgspec.structs.replace(
+        RECORD, limits={"prefill": (1, 1)}, wanted={"prefill": 1}, reasons={"prefill": "prefill 1"}
+    )
+    seen = Observation(record, ((PREFILL, SENT),), GATEWAY, SEEN.seen_by_gateway)
+    assert not {"decode", "TPOT"} & set(as_text(seen).split())
+    assert "decode" not in as_json(seen)["pools"]  # type: ignore[operator]

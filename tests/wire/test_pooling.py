@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton_wire.models.errors import ModelConfigError
-from baton_wire.models.pooling import Pooling, PoolingSpec, read_pooling, read_prompts
+from baton_wire.models.pooling import Judgement, Pooling, PoolingSpec, read_longest_text, read_pooling, read_prompts
 
 KINDS = "sentence_transformers.models."
 TRANSFORMER, POOLING, NORMALIZE = (
@@ -80,6 +80,58 @@ def test_without_the_last_module_vectors_keep_their_length_and_newer_names_of_mo
 def test_what_baton_would_compute_differently_is_refused_by_its_field(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
         read(**arguments)
+
+
+LOGITS = {"path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}
+CLASSIFIES = {"architectures": ["Qwen3ForSequenceClassification"]}
+
+
+def judge(score: dict[str, Any], config: dict[str, Any] | None = None) -> PoolingSpec:
+    files = {"1_LogitScore/config.json": score}
+    return read_pooling([TRANSFORMER, LOGITS], files.get, config or {}, 48)
+
+
+def test_cross_encoders_are_classifiers_or_compare_two_answers() -> None:
+    assert read(modules=[TRANSFORMER], config=CLASSIFIES) == PoolingSpec()
+    assert judge({"true_token_id": 9, "false_token_id": 0}) == PoolingSpec(judgement=Judgement(9, 0))
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        ({"true_token_id": 9, "false_token_id": None}, "1_LogitScore/config.json: false_token_id: .*compares both"),
+        ({"true_token_id": -1, "false_token_id": 2}, "true_token_id: -1"),
+        ({"false_token_id": 2}, "true_token_id: "),
+    ],
+)
+def test_a_score_that_is_no_probability_of_yes_is_refused(score: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
+        judge(score)
+
+
+def test_a_classifier_has_no_answers_to_compare() -> None:
+    with pytest.raises(ModelConfigError, match=r"modules.json: \[1\].type: LogitScore"):
+        judge({"true_token_id": 9, "false_token_id": 2}, CLASSIFIES)
+
+
+@pytest.mark.parametrize(
+    ("options", "tokenizer", "longest"),
+    [
+        ({"max_seq_length": 512, "do_lower_case": False}, {"model_max_length": 32_768}, 512),
+        ({"max_seq_length": None}, {"model_max_length": 256}, 256),
+        ({"transformer_task": "feature-extraction"}, {"model_max_length": 131_072}, 131_072),
+        (None, {"model_max_length": 1000000000000000019884624838656}, None),
+        (None, {}, None),
+    ],
+)
+def test_a_text_is_as_long_as_sentence_transformers_reads_it(options: Any, tokenizer: Any, longest: int | None) -> None:
+    assert read_longest_text(options, tokenizer) == longest
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "512", True])
+def test_a_longest_text_that_is_no_count_is_refused_by_its_field(wrong: Any) -> None:
+    with pytest.raises(ModelConfigError, match=r"sentence_bert_config\.json: max_seq_length"):
+        read(sentence_bert_config={"max_seq_length": wrong})
 
 
 def test_prompts_are_read_by_name() -> None:

@@ -141,7 +141,7 @@ class SloSizing:
         is_new = known.deployment is not request.deployment and known.deployment.spec != request.deployment.spec
         if is_new or (known.config is None and store.model_config is not None):
             self._change(entry, request, now)
-        capacity = store.kv_capacity_tokens(Role.DECODE)
+        capacity = store.kv_capacity_tokens(Role.DECODE if Role.DECODE in known.spec.roles else Role.PREFILL)
         if capacity is not None and not any(pool.others for pool in pools.values()):
             known.state = states.with_kv_capacity(known.spec, known.state, capacity)
         entry.placement_s |= {role: pool.placement_s for role, pool in pools.items() if pool.placement_s is not None}

@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from baton_wire.models.config_fields import JsonObject
+from baton_wire.models.config_fields import ConfigFields, JsonObject
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.errors import ModelConfigError
+from baton_wire.models.heads import read_activation
 from baton_wire.models.parsing import parse_spec
-from baton_wire.models.pooling import MODULES, PROMPTS, read_pooling, read_prompts
+from baton_wire.models.pooling import MODULES, PROMPTS, Judgement, read_pooling, read_prompts
 
+TOKENIZER: Final = "tokenizer.json"
 MAX_JSON_BYTES: Final = 16 << 20
 """A config.json has a few KB, the index of a very large model a few hundred; more is a mistake or an attack."""
 
@@ -73,5 +75,24 @@ def read_spec(directory: Path) -> DecoderSpec:
     modules = model_file(directory, MODULES)
     if modules is None:
         return spec
-    read_prompts(read(PROMPTS))
-    return replace(spec, pooling=read_pooling(_read_json(modules), read, config, spec.hidden_size))
+    options = read(PROMPTS) or {}
+    read_prompts(options)
+    if spec.labels and "activation_fn" in options:
+        spec = replace(spec, label_activation=read_activation(ConfigFields(options, f"{PROMPTS}: ")))
+    pooling = read_pooling(_read_json(modules), read, config, spec.hidden_size)
+    if pooling.judgement is not None:
+        _check_judgement(pooling.judgement, read(TOKENIZER) or {})
+    return replace(spec, pooling=pooling)
+
+
+def _check_judgement(judgement: Judgement, tokenizer: JsonObject) -> None:
+    """Check that a reranker's answers are the tokens `yes` and `no`, which gateways look up. Raises
+    ModelConfigError."""
+    model = tokenizer.get("model")
+    ids = model.get("vocab") if isinstance(model, dict) else None
+    for field, word, token in (("true_token_id", "yes", judgement.yes), ("false_token_id", "no", judgement.no)):
+        expected = ids.get(word) if isinstance(ids, dict) else None
+        if token != expected:
+            allowed = "one whose tokenizer has it" if expected is None else str(expected)
+            text = f"{field}: {token} is not supported; allowed: {allowed}, the id of {word!r} in {TOKENIZER}"
+            raise ModelConfigError(f"LogitScore: {text}")

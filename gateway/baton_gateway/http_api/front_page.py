@@ -9,6 +9,7 @@ _PATHS: Final = (
     ("POST /v1/completions", "completions"),
     ("POST /v1/responses", "OpenAI's Responses"),
     ("POST /v1/messages", "Anthropic's Messages"),
+    ("POST /v1/embeddings, /rerank, /score, /classify", "vectors and scores of texts, where the model has them"),
     ("POST /tokenize, /detokenize", "tokens of a text, and back"),
     ("GET /v1/models", "the models that are served"),
     ("GET /openapi.json", "every path and field"),
@@ -18,7 +19,7 @@ _PATHS: Final = (
 _CURL: Final = """curl http://ADDRESS/v1/chat/completions -H 'Content-Type: application/json' \\
   -d '{"model": "NAME", "messages": [{"role": "user", "content": "Hello!"}]}'"""
 _TITLE: Final = "Baton: an OpenAI-compatible gateway"
-_HINT: Final = "In a terminal of the same machine: baton chat, baton ask TEXT, baton status."
+_HINT: Final = "In a terminal of the same machine: baton status; for a model that chats: baton chat, baton ask TEXT."
 
 
 def as_text() -> str:

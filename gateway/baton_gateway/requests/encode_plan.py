@@ -17,9 +17,10 @@ from baton_gateway.openai_api.encoding_types import EncodeRequest, EncodeTask
 from baton_gateway.text.bundle import Bundle
 from baton_gateway.text.special_token_escape import SpecialTokenEscape, remove_separators
 from baton_wire.messages.encoding import Encoding, EncodingKind, EncodingLimits
+from baton_wire.messages.values import PACKED_ID_BYTES
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""Qwen's own, where a request brings none."""
+"""Qwen's own, where neither the request nor the model's files bring one."""
 JUDGEMENTS = ("no", "yes")
 _BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -67,6 +68,8 @@ class EncodePlan:
     """Values of each result."""
     scoring: Scoring | None
     """How pairs are scored; None: there are no pairs."""
+    longest: int | None = None
+    """The tokens after which a text is cut; None: it is not."""
 
 
 def find_unserved(request: EncodeRequest, limits: EncodingLimits) -> Problem | None:
@@ -101,7 +104,7 @@ def plan_encoding(request: EncodeRequest, limits: EncodingLimits, bundle: Bundle
         prompts = [bundle.prompts["query"], *[bundle.prompts.get("document", "")] * (len(request.prompts) - 1)]
     texts = tuple(_plain(text, prompt) for text, prompt in zip(request.prompts, prompts, strict=True))
     encoding = Encoding(EncodingKind.EMBEDDING, is_normalised=True)
-    return EncodePlan(texts, request.fields, encoding, limits.width, Scoring.COSINE)
+    return EncodePlan(texts, request.fields, encoding, limits.width, Scoring.COSINE, _longest(request, bundle))
 
 
 def _plan_embedding(request: EncodeRequest, limits: EncodingLimits, bundle: Bundle) -> EncodePlan:
@@ -116,7 +119,30 @@ def _plan_embedding(request: EncodeRequest, limits: EncodingLimits, bundle: Bund
         prefix = _prefix(request.prompt_name or "", bundle.default_prompt, bundle)
     encoding = Encoding(EncodingKind.EMBEDDING, request.dimensions, request.is_normalised)
     inputs = tuple(_plain(text, prefix) for text in request.prompts)
-    return EncodePlan(inputs, request.fields, encoding, request.dimensions or limits.width, None)
+    width = request.dimensions or limits.width
+    return EncodePlan(inputs, request.fields, encoding, width, None, _longest(request, bundle))
+
+
+def _longest(request: EncodeRequest, bundle: Bundle) -> int | None:
+    """The tokens of a text that sentence-transformers would read, unless the client says how texts are cut."""
+    return bundle.longest_text if request.options.truncate_prompt_tokens is None else None
+
+
+def is_over(plan: EncodePlan, packed: Sequence[bytes]) -> bool:
+    """True if a packed prompt is longer than the plan's texts are read."""
+    return plan.longest is not None and any(len(ids) > plan.longest * PACKED_ID_BYTES for ids in packed)
+
+
+def cut_text(packed: bytes, frame: bytes, longest: int) -> bytes:
+    """The first `longest` tokens of a packed prompt. Tokens that the tokenizer puts before and after each text count
+    and stay. `frame`: the packed prompt of an empty text, which has these tokens alone."""
+    if len(packed) <= longest * PACKED_ID_BYTES:
+        return packed
+    for place in range(len(frame), -1, -PACKED_ID_BYTES):
+        before, after = frame[:place], frame[place:]
+        if packed.startswith(before) and packed.endswith(after):
+            return packed[: max(longest * PACKED_ID_BYTES - len(after), len(before))] + after
+    return packed[: longest * PACKED_ID_BYTES]
 
 
 def _prefix(name: str, default: str | None, bundle: Bundle) -> str:
@@ -132,7 +158,7 @@ def _plan_pairs(request: EncodeRequest, limits: EncodingLimits, bundle: Bundle) 
             raise invalid("instruction", "'instruction' is not supported: this model reads the two texts alone.")
         inputs = tuple((*_plain(left), *_plain(right)) for left, right in pairs)
         return EncodePlan(inputs, fields, Encoding(EncodingKind.LABELS), 1, Scoring.LABEL)
-    instruction = request.instruction or INSTRUCTION
+    instruction = request.instruction or _prefix("", bundle.default_prompt, bundle) or INSTRUCTION
     escape = SpecialTokenEscape(bundle.control_tokens)
     questions = tuple(
         (_question(instruction, str(left), str(right), escape, field),)

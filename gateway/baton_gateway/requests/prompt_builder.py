@@ -21,7 +21,7 @@ from baton_gateway.openai_api.openai_types import ApiEndpoint, ChatRequest
 from baton_gateway.openai_api.response_encoding import AnswerHead, ResponseHead
 from baton_gateway.records.trail import Moment
 from baton_gateway.reporting.metrics import GatewayMetrics
-from baton_gateway.requests.encode_plan import JUDGEMENTS, EncodePlan, Scoring, plan_encoding
+from baton_gateway.requests.encode_plan import JUDGEMENTS, EncodePlan, Scoring, cut_text, is_over, plan_encoding
 from baton_gateway.requests.live_request import LiveRequest, answer_bytes
 from baton_gateway.requests.preparing import (
     Preparation,
@@ -108,6 +108,10 @@ class PromptBuilder:
         for texts, field in zip(plan.inputs, plan.fields, strict=True):
             parts = encoded_texts(texts, text, limits, field)
             packed.append(b"".join(await self.encoder.encode(parts, tenant)))
+        if plan.longest is not None and is_over(plan, packed):
+            empty = PromptText(text, "", False, limits.max_context_tokens, "input")
+            frame = b"".join(await self.encoder.encode([empty], tenant))
+            packed = [cut_text(ids, frame, plan.longest) for ids in packed]
         encoding = plan.encoding
         if plan.scoring is Scoring.JUDGEMENT:
             encoding = msgspec.structs.replace(encoding, token_ids=await self._judgement_ids(text, limits, tenant))

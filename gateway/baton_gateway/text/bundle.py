@@ -16,7 +16,7 @@ import msgspec
 from baton_gateway.errors import BundleError
 from baton_gateway.text.generation_defaults import API_DEFAULTS, GenerationDefaults, read_defaults
 from baton_wire.models.errors import ModelConfigError
-from baton_wire.models.pooling import PROMPTS, read_prompts
+from baton_wire.models.pooling import MODULES, PROMPTS, TRANSFORMER_OPTIONS, read_longest_text, read_prompts
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -40,6 +40,8 @@ class Bundle:
     """The texts that an embedding model wants before its inputs, by name."""
     default_prompt: str | None = None
     """Name of the prompt for requests that name none."""
+    longest_text: int | None = None
+    """The tokens after which the model's files cut a text that is embedded; None: they cut none."""
     labels: tuple[str, ...] = ()
     """Names of a classifier's labels."""
     control_tokens: tuple[str, ...] = ()
@@ -60,6 +62,8 @@ def parse_bundle(data: bytes, expected_hash: str) -> Bundle:
     config = _object(files, "tokenizer_config.json")
     try:
         prompts, default_prompt = read_prompts(_object(files, PROMPTS))
+        options = _object(files, TRANSFORMER_OPTIONS)
+        longest_text = read_longest_text(options, config) if files.get(MODULES) else None
     except ModelConfigError as error:
         raise BundleError(f"tokenizer bundle: {error}") from error
     return Bundle(
@@ -74,6 +78,7 @@ def parse_bundle(data: bytes, expected_hash: str) -> Bundle:
         config_json=files.get("config.json") or "",
         prompts=prompts,
         default_prompt=default_prompt,
+        longest_text=longest_text,
         labels=_labels(_object(files, "config.json")),
     )
 

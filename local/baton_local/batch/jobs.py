@@ -32,7 +32,7 @@ from baton_gateway.openai_api.response_encoding import (
     error_body,
     response_body,
 )
-from baton_gateway.requests.encode_plan import plan_encoding
+from baton_gateway.requests.encode_plan import cut_text, is_over, plan_encoding
 from baton_gateway.requests.preparing import (
     Preparation,
     begin_choice_texts,
@@ -268,6 +268,9 @@ class Desk:
                 )
                 for texts, field in zip(plan.inputs, plan.fields, strict=True)
             ]
+            if plan.longest is not None and is_over(plan, packed):
+                frame = encode_prompt(PromptText(self._text, "", False, self._limits.max_context_tokens, "input"))
+                packed = [cut_text(ids, frame, plan.longest) for ids in packed]
             prompts = make_encoded_prompts(request, plan, packed, plan.encoding, self._limits)
         except RefusedRequestError as refusal:
             return Refusal.of(line.custom_id, refusal.problem)

@@ -35,7 +35,7 @@ def as_json(seen: Observation) -> dict[str, object]:
         "limits": record.limits,
         "wanted": record.wanted,
         "emulated": record.emulated,
-        "pools": {role: _pool(role, seen) for role in ("prefill", "decode")},
+        "pools": {role: _pool(role, seen) for role in record.roles},
         "workers": [_worker(process, state, seen) for process, state in seen.workers],
         "gateway": None if seen.gateway is None else _process(seen.gateway),
         "cache": None if seen.seen_by_gateway.cache is None else msgspec.structs.asdict(seen.seen_by_gateway.cache),
@@ -78,7 +78,11 @@ def as_text(seen: Observation) -> str:
             *lane_lines(seen),
             *_cache(seen.seen_by_gateway.cache),
             *_latency_lines("TTFT", seen.seen_by_gateway.ttft, seen.seen_by_gateway.ttft_minute, record.ttft),
-            *_latency_lines("TPOT", seen.seen_by_gateway.tpot, seen.seen_by_gateway.tpot_minute, record.tpot),
+            *(
+                _latency_lines("TPOT", seen.seen_by_gateway.tpot, seen.seen_by_gateway.tpot_minute, record.tpot)
+                if "decode" in record.roles
+                else ()
+            ),
         ]
     )
 

@@ -12,7 +12,6 @@ from baton_local.commands.status import is_met, lane_lines, phase_text
 from baton_local.fleet.observation import Observation, ObservedWorker
 from baton_local.fleet.record import ProcessRecord, TargetRecord
 from baton_local.text_table import milliseconds, table
-from baton_wire.messages.values import POOL_ROLES
 from baton_wire.sketch import Sketch
 
 Pair = tuple[ProcessRecord, ObservedWorker | None]
@@ -26,7 +25,7 @@ def as_json(seen: Observation) -> dict[str, object]:
         "namespace": record.namespace,
         "ready": record.ready,
         "limited_by": limited_by(seen),
-        "pools": {role.value: _pool(role.value, seen) for role in POOL_ROLES},
+        "pools": {role: _pool(role, seen) for role in record.roles},
         "slo": {
             "ttft": _attainment(gateway.ttft_minute, record.ttft),
             "tpot": _attainment(gateway.tpot_minute, record.tpot),
@@ -62,7 +61,7 @@ def as_text(seen: Observation) -> str:
     title = f"{record.namespace}/{record.name}  {record.served_name}  {record.endpoint}"
     parts = [
         title + ("" if record.ready else "  (not ready)"),
-        f"limited by: {limited_by(seen) or 'nothing: both targets are met, or no request came in the last minute'}",
+        f"limited by: {limited_by(seen) or 'nothing: every target is met, or no request came in the last minute'}",
         "",
         table(("POOL", "READY", "WANTED", "LIMITS", "RUNNING", "WAITING", "KV USED"), list(_pool_rows(seen))),
         *(f"  {why}" for why in record.reasons.values() or [record.decision or "not sized yet"]),
@@ -71,7 +70,7 @@ def as_text(seen: Observation) -> str:
             ("TARGET", "AIM", "LAST MINUTE", "WITHIN", "OBSERVATIONS"),
             [
                 _target_row("TTFT", gateway.ttft_minute, record.ttft),
-                _target_row("TPOT", gateway.tpot_minute, record.tpot),
+                *([_target_row("TPOT", gateway.tpot_minute, record.tpot)] if "decode" in record.roles else []),
             ],
         ),
         "",
@@ -143,7 +142,7 @@ def _pool(role: str, seen: Observation) -> dict[str, object]:
 
 
 def _pool_rows(seen: Observation) -> Iterator[tuple[object, ...]]:
-    for role in (role.value for role in POOL_ROLES):
+    for role in seen.record.roles:
         pool = _pool(role, seen)
         limits = None if pool["min"] is None else f"{pool['min']} to {pool['max']}"
         ready = f"{pool['ready']} of {pool['workers']}"

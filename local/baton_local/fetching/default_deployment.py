@@ -65,9 +65,11 @@ def context_tokens(config: DecoderSpec, asked: int | None, free_bytes: int | Non
 
 
 def detect_tasks(config: DecoderSpec, name: str) -> tuple[ModelTask, ...]:
-    """The tasks of a model, by its checkpoint. Qwen3-Rerankers look like chat models but for their `name`."""
+    """The tasks of a model, by its checkpoint. A Qwen3-Reranker without a LogitScore looks like a chat model but for
+    its `name`."""
     is_reranker = RERANKER in name.lower() and config.family in RANKING_FAMILIES
-    if config.labels or (is_reranker and config.generates and not config.pooling.is_stated):
+    is_judge = is_reranker and config.generates and not config.pooling.is_stated
+    if config.labels or is_judge or config.pooling.judgement is not None:
         return (ModelTask.RERANK,)
     if config.pooling.is_stated or not config.generates:
         return (ModelTask.EMBED,)

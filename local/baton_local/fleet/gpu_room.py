@@ -14,7 +14,7 @@ from pathlib import Path
 
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.served_model import Dtype
-from baton_control.worker_specs import Device, pool_spec
+from baton_control.worker_specs import Device, pool_roles, pool_spec
 from baton_engine.model.servable import servable_weights
 from baton_engine.model.tensor_headers import weight_bytes
 from baton_local.errors import StartError
@@ -102,7 +102,7 @@ def gpu_need(deployment: LLMDeployment, model: Path, devices: Mapping[Role, Devi
     config, headers = servable_weights(model)
     dtype = deployment.spec.model.dtype
     name = str(config.dtype or Dtype.BFLOAT16) if dtype is Dtype.AUTO else str(dtype)
-    pools = {role: pool_spec(deployment, role) for role in POOL_ROLES if devices[role] is Device.CUDA}
+    pools = {role: pool_spec(deployment, role) for role in pool_roles(deployment) if devices[role] is Device.CUDA}
     if any(pool.engine.offloaded_layers for pool in pools.values()):
         return None
     return GpuNeed(

@@ -22,7 +22,7 @@ import msgspec
 
 from baton_control.sizing.decision.scaling import Sized
 from baton_control.spec.api import IGNORED_SCALE_TO_ZERO, LLMDeployment, TargetSpec
-from baton_control.worker_specs import Device, instance_arguments, pool_spec
+from baton_control.worker_specs import Device, instance_arguments, pool_roles, pool_spec
 from baton_local.fleet import supervision
 from baton_local.fleet.bookkeeping import Bookkeeping
 from baton_local.fleet.desired_processes import Fleet, SlotSpec, new_slots, roll, slots_to_stop
@@ -231,7 +231,7 @@ class LocalRuntime:
         return {slot.name: slot.since_s for slot in self._supervisor.slots.values()}
 
     def _report_sizes(self, sized: Sized) -> None:
-        self._reasons = {role.value: sized.reasons[role] for role in POOL_ROLES}
+        self._reasons = {role.value: sized.reasons[role] for role in pool_roles(self._fleet.deployment)}
         decision = "; ".join(self._reasons.values())
         if decision == self._decision:
             return
@@ -312,6 +312,7 @@ class LocalRuntime:
 
     def _write_record(self) -> None:
         metadata, spec = self._fleet.deployment.metadata, self._fleet.deployment.spec
+        roles = pool_roles(self._fleet.deployment)
         record = RunRecord(
             name=metadata.name,
             namespace=metadata.namespace,
@@ -321,9 +322,9 @@ class LocalRuntime:
             ready=self._supervisor.was_ready and self._supervisor.routable,
             decision=self._decision,
             reasons=self._reasons,
-            limits={role.value: _limits(self._fleet.deployment, role) for role in POOL_ROLES},
+            limits={role.value: _limits(self._fleet.deployment, role) for role in roles},
             mode=str(self._scaling.mode),
-            wanted={role.value: count for role, count in self._wanted.items()},
+            wanted={role.value: count for role, count in self._wanted.items() if role in roles},
             emulated=self._plan.emulation.label if self._plan.emulation else None,
             api_keys=self._plan.api_keys,
             ttft=_target(spec.slo.ttft),

@@ -8,6 +8,7 @@ import msgspec
 
 from baton_local.errors import NotRunningError
 from baton_local.fleet.run_dir import RunDir
+from baton_wire.messages.values import POOL_ROLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class RunRecord(msgspec.Struct, frozen=True, rename={"processes": "posts"}):
     """The file or folder with the clients' API keys; None: the gateway needs none."""
     emulated: str | None = None
     """Description of the emulated workers; None: a model computes."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The pools, by role: a deployment that generates nothing has no decode pool."""
+        return tuple(self.limits) or tuple(role.value for role in POOL_ROLES)
 
 
 def read_record(run: RunDir) -> RunRecord:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from baton_control.hashes import Revision
 from baton_control.names import flexible_name, gateway_name, pool_name, workers_name
 from baton_control.spec.api import API_VERSION, LLMDeployment
-from baton_control.worker_specs import pool_spec
+from baton_control.worker_specs import pool_roles, pool_spec
 from baton_operator.kube.kinds import POLICIES
 from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import Owner, Platform
@@ -22,7 +22,6 @@ from baton_operator.objects.reachability import gateway_service, policies, pool_
 from baton_operator.schema.llm_pool import POOL_KIND
 from baton_wire.messages.values import POOL_ROLES, Role
 
-_ROLES = (*POOL_ROLES, Role.GATEWAY)
 PROGRESS_VERSION = 4
 """Images of this template version and later report the progress of a fetch."""
 LINK_S = 5
@@ -45,15 +44,17 @@ def standing_objects(
     images, `refetch` the mark of the last requested fetch. Raises UnsupportedError for what this version cannot run.
     """
     fetch = fetch_objects(deployment, platform, owner, tells_progress=version >= PROGRESS_VERSION, refetch=refetch)
+    pools = pool_roles(deployment)
+    roles = (*pools, Role.GATEWAY)
     has_policies = platform.network.workloads is WorkloadPolicies.MANAGED
     return (
         *(policies(deployment, platform, owner) if has_policies else ()),
         *(manifest for manifest in fetch if has_policies or manifest["kind"] != POLICIES.kind),
-        *(_account(deployment, role, platform, owner) for role in _ROLES),
+        *(_account(deployment, role, platform, owner) for role in roles),
         key_secret(deployment, owner, masters),
-        *(pool_service(deployment, role, owner) for role in POOL_ROLES),
+        *(pool_service(deployment, role, owner) for role in pools),
         gateway_service(deployment, owner),
-        *(_budget(deployment, role, owner) for role in _ROLES),
+        *(_budget(deployment, role, owner) for role in roles),
         *optional_objects(deployment, platform, owner),
         _gateway(deployment, gateway_pod or gateway_template(deployment, platform), owner),
     )

@@ -12,12 +12,13 @@ import msgspec
 
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
+from baton_control.worker_specs import pool_roles
 from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.kube.object_fields import Manifest, mapping, metadata_of
 from baton_operator.objects.alerts import MONITOR_API, alerts_object
 from baton_operator.objects.cluster import HTTP_PORT, Owner, Platform
 from baton_operator.objects.metadata import object_head, selector
-from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.messages.values import Role
 
 ROUTE_API = "gateway.networking.k8s.io/v1"
 SCALER_API, POOL_GROUP = "autoscaling/v2", "inference.networking.k8s.io"
@@ -31,7 +32,7 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 def optional_objects(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
     """The optional objects that the deployment and the installation ask for."""
-    roles = (*POOL_ROLES, Role.GATEWAY)
+    roles = (*pool_roles(deployment), Role.GATEWAY)
     monitors = [_monitor(deployment, role, platform, owner) for role in roles] if platform.monitors else []
     alerts = [alerts_object(deployment, owner)] if platform.alerts else []
     monitors, alerts = ([_labelled(manifest, platform) for manifest in made] for made in (monitors, alerts))

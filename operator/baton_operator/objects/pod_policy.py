@@ -19,9 +19,8 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.placing import NodesSpec, node_keys
 from baton_control.spec.pools import AcceleratorSpec
 from baton_control.spec.reserved_keys import MESH_OPT_OUTS
-from baton_control.worker_specs import pool_spec
+from baton_control.worker_specs import pool_roles, pool_spec
 from baton_operator.objects.allowed_env import ANY, SAFE_ENV, refusal
-from baton_wire.messages.values import POOL_ROLES
 
 NEVER_PRIORITIES: Final = "system-"
 """Prefix of the priorities that keep a cluster alive; no list lets a tenant use one."""
@@ -87,7 +86,7 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
         domained = [key for key, value in labels if "/" in key and MESH_OPT_OUTS.get(key) != value]
         yield from _keys("spec.podMetadata.labels", domained, self.labels, "labels")
         yield from _keys("spec.podMetadata.annotations", given.annotations, self.annotations, "annotations")
-        for role in POOL_ROLES:
+        for role in pool_roles(deployment):
             pool = pool_spec(deployment, role)
             at = f"spec.{role}"
             yield from self._priority(at, pool.priority_class_name)

@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.gateway_fields import IpFamilyPolicy, ServiceSpec
+from baton_control.worker_specs import pool_roles
 from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Owner, Platform
 from baton_operator.objects.metadata import object_head, selector
 from baton_operator.objects.pod_additions import with_annotations
-from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.messages.values import Role
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 OPERATOR_LABELS = {"app.kubernetes.io/name": "baton-operator"}
@@ -88,21 +89,22 @@ def policies(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tup
         "egress": [network.dns(), *network.egress],
     }
     deny = object_head("networking.k8s.io/v1", "NetworkPolicy", f"{name}-default", deployment, owner) | {"spec": denied}
-    roles = (*POOL_ROLES, Role.GATEWAY)
+    roles = (*pool_roles(deployment), Role.GATEWAY)
     return (deny, *(_allowed(deployment, role, platform, owner) for role in roles))
 
 
 def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: Owner) -> Manifest:
     prefill, decode, gateway = (_pods(deployment, role) for role in (Role.PREFILL, Role.DECODE, Role.GATEWAY))
+    workers = [_pods(deployment, pool) for pool in pool_roles(deployment)]
     ingress: dict[Role, list[Manifest]] = {
         Role.PREFILL: [_from([gateway], HTTP_PORT)],
         Role.DECODE: [_from([gateway], HTTP_PORT), _from([prefill], PAIR_PORT)],
         Role.GATEWAY: [_clients(deployment)],
     }
     egress: dict[Role, list[Manifest]] = {
-        Role.PREFILL: [_to([decode], PAIR_PORT)],
+        Role.PREFILL: [_to([decode], PAIR_PORT)] if deployment.spec.model.generates else [],
         Role.DECODE: [],
-        Role.GATEWAY: [_to([prefill, decode], HTTP_PORT), _to([_operator(platform)], OPERATOR_PORT)],
+        Role.GATEWAY: [_to(workers, HTTP_PORT), _to([_operator(platform)], OPERATOR_PORT)],
     }
     if deployment.spec.autoscaling.flips and role is not Role.GATEWAY:
         ingress[role] = [_from([gateway], HTTP_PORT), _from([prefill, decode], PAIR_PORT)]

@@ -13,6 +13,7 @@ from dataclasses import replace
 from baton_control.rollout import RolloutPhase, usable
 from baton_control.spec.api import IGNORED_SCALE_TO_ZERO, ScalingMode
 from baton_control.telemetry.pairs import Pairs
+from baton_control.worker_specs import pool_roles
 from baton_operator.objects.metadata import FETCH_ROLE, RESTART_ANNOTATION
 from baton_operator.passes.conditions import Finding, merge_conditions, message_of
 from baton_operator.passes.pass_result import PassResult
@@ -34,7 +35,7 @@ _STUCK = (RolloutPhase.UNSCHEDULABLE, RolloutPhase.FAILING)
 
 def status_of(result: PassResult, before: DeploymentStatus, now: datetime.datetime) -> DeploymentStatus:
     """The status after a pass. Raises ValidationError only for what bounds should have kept out."""
-    decisions = scaling_decisions(result, before, now)
+    decisions, roles = scaling_decisions(result, before, now), pool_roles(result.deployment)
     report, findings = result.report, _findings(result)
     worst = _worst(findings)
     raw = {
@@ -43,12 +44,12 @@ def status_of(result: PassResult, before: DeploymentStatus, now: datetime.dateti
         "message": message_of(worst),
         "conditions": merge_conditions(before.conditions, findings, result.generation, now),
         "prefill": pool_status(result, Role.PREFILL, before.prefill),
-        "decode": pool_status(result, Role.DECODE, before.decode),
+        "decode": pool_status(result, Role.DECODE, before.decode) if Role.DECODE in roles else None,
         "slo": report.slo if report is not None else None,
         "kvTransfer": report.lane if report is not None else None,
         "lastScaling": last_decision(result, decisions) or before.last_scaling,
         "scalingDecisions": (*before.scaling_decisions, *decisions)[-MAX_DECISIONS:],
-        "revision": " ".join(f"{role.value}:{result.wanted[role].template}" for role in POOL_ROLES),
+        "revision": " ".join(f"{role.value}:{result.wanted[role].template}" for role in roles),
         "sizingMemory": result.sized.memory if result.sized is not None else before.sizing_memory,
     }
     return DeploymentStatus.model_validate(raw)
@@ -96,9 +97,9 @@ def _missing(result: PassResult) -> tuple[Role, ...]:
     pairs = _pairs(result)
     if pairs is not None and not pairs.lacking:
         return ()
+    needed = pool_roles(result.deployment)
     if any(group.routable is None for group in result.groups):
-        return () if pairs is None else POOL_ROLES
-    needed = POOL_ROLES if result.deployment.spec.model.generates else (Role.PREFILL,)
+        return () if pairs is None else needed
     serving = usable(result.groups, frozenset(needed) if len(needed) > 1 else frozenset())
     missing = tuple(role for role in needed if serving[role] == 0)
     return missing or (() if pairs is None else needed)
@@ -124,7 +125,7 @@ def _available(result: PassResult, problems: tuple[PassProblem, ...]) -> Finding
         cause = next((problem for problem in problems if problem.of == ""), None)
         because = "" if cause is None else f", because {cause.message}"
         return Finding(kind, Truth.FALSE, "NoService", f"no Service leads to the gateways{because}")
-    if all(result.plans[role].workers == 0 for role in POOL_ROLES):
+    if all(result.plans[role].workers == 0 for role in pool_roles(result.deployment)):
         return _asleep(result)
     if _pairs(result) is None and any(group.routable is None for group in result.groups):
         return Finding(kind, Truth.UNKNOWN, "RoutableUnknown", "no gateway has reported which workers it can use")
@@ -144,16 +145,18 @@ def _available(result: PassResult, problems: tuple[PassProblem, ...]) -> Finding
 
 def _asleep(result: PassResult) -> Finding:
     kind, mode = ConditionType.AVAILABLE, result.deployment.spec.autoscaling.mode
+    has_pair = len(pool_roles(result.deployment)) > 1
+    sleep, are = ("both pools sleep", "both pools are") if has_pair else ("the pool sleeps", "the pool is")
     if mode is not ScalingMode.SLO:
-        message = f"both pools are at zero, and in mode {mode} a request wakes no worker"
+        message = f"{are} at zero, and in mode {mode} a request wakes no worker"
         return Finding(kind, Truth.FALSE, "ScaledToZero", message)
     if result.wakes is None:
-        message = "both pools sleep, and no gateway has reported lately that it could wake them"
+        message = f"{sleep}, and no gateway has reported lately that it could wake them"
         return Finding(kind, Truth.UNKNOWN, "RoutableUnknown", message)
     if not result.wakes:
-        message = "both pools are at zero, and without links to gateways a request wakes no worker"
+        message = f"{are} at zero, and without links to gateways a request wakes no worker"
         return Finding(kind, Truth.FALSE, "ScaledToZero", message)
-    return Finding(kind, Truth.TRUE, "ScaledToZero", "both pools sleep until a request comes")
+    return Finding(kind, Truth.TRUE, "ScaledToZero", f"{sleep} until a request comes")
 
 
 def _no_workers(result: PassResult, missing: tuple[Role, ...]) -> str:
@@ -207,7 +210,8 @@ def _progressing(result: PassResult, problems: tuple[PassProblem, ...]) -> Findi
     if phase in (*_STUCK, RolloutPhase.PAUSED, RolloutPhase.CANARY):
         return Finding(kind, Truth.FALSE, phase.value, message)
     if phase is RolloutPhase.COMPLETE:
-        missing = {role: result.plans[role].workers - _routable(result, role) for role in POOL_ROLES}
+        roles = pool_roles(result.deployment)
+        missing = {role: result.plans[role].workers - _routable(result, role) for role in roles}
         waiting = [f"{count} {role.value}" for role, count in missing.items() if count > 0]
         if not waiting:
             return Finding(kind, Truth.FALSE, phase.value, "")
@@ -266,9 +270,14 @@ def _slo(result: PassResult) -> Finding:
     slo = report.slo or SloStatus()
     parts = [f"{name} {text}" for name, text in (("TTFT", slo.ttft), ("TPOT", slo.tpot)) if text is not None]
     if not met:
-        parts += [result.sized.reasons[role] for role in POOL_ROLES] if result.sized is not None else []
+        parts += _sizing_reasons(result)
     truth, reason = (Truth.TRUE, "Met") if met else (Truth.FALSE, "Missed")
     return Finding(ConditionType.SLO_MET, truth, reason, "; ".join(parts))
+
+
+def _sizing_reasons(result: PassResult) -> list[str]:
+    """The reasons that sizing gives for each pool; empty: sizing has no say."""
+    return [] if result.sized is None else [result.sized.reasons[role] for role in pool_roles(result.deployment)]
 
 
 def _transport(report: GatewayReport | None) -> Finding:
@@ -293,7 +302,7 @@ def _limited(result: PassResult) -> Finding:
     if result.deployment.spec.autoscaling.is_kept_awake:
         return Finding(kind, Truth.TRUE, "ScaleToZeroIgnored", IGNORED_SCALE_TO_ZERO)
     if result.sized is not None:
-        reasons = "; ".join(result.sized.reasons[role] for role in POOL_ROLES)
+        reasons = "; ".join(_sizing_reasons(result))
         truth, reason = (Truth.UNKNOWN, "Holding") if result.sized.holds else (Truth.FALSE, "WithinBounds")
         return Finding(kind, truth, reason, reasons)
     return Finding(kind, Truth.FALSE, "WithinBounds", "")

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from baton_control.spec.api import LLMDeployment
-from baton_control.worker_specs import pool_spec
-from baton_wire.messages.values import POOL_ROLES
+from baton_control.worker_specs import pool_roles, pool_spec
 
 NEVER_RUN: Final = ("amd.com/", "gpu.intel.com/", "habana.ai/", "google.com/", "aws.amazon.com/")
 """Domains of accelerators that workers were never run on."""
@@ -15,7 +14,7 @@ NEVER_RUN: Final = ("amd.com/", "gpu.intel.com/", "habana.ai/", "google.com/", "
 
 def device_notes(deployment: LLMDeployment) -> Iterator[str]:
     """Notes about claims that no accelerator names, and about accelerators that workers were never run on."""
-    for role in POOL_ROLES:
+    for role in pool_roles(deployment):
         pool = pool_spec(deployment, role)
         if pool.accelerator is None and pool.resource_claims:
             names = ", ".join(claim.name for claim in pool.resource_claims)

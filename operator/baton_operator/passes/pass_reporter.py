@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from baton_control.names import Key, gateway_name
+from baton_control.worker_specs import pool_roles
 from baton_operator.kube.kinds import POLICIES, SERVICES
 from baton_operator.kube.kube_api import KubeApi
 from baton_operator.kube.object_fields import mapping, uid_of
@@ -113,7 +114,7 @@ class PassReporter:
             notes=(*spec.rendering.notes, *serving.notes),
             is_reachable=_is_reachable(self._caches, spec.rendering),
             wakes=serving.wakes,
-            refused_env=find_refused_env(records, templates, policy),
+            refused_env=find_refused_env(records, templates, policy, pool_roles(spec.rendering.deployment)),
         )
         if self._postpones(snapshot.owner.uid):
             return 0.0

@@ -89,13 +89,11 @@ class PlanWriter:
     async def _write_facades(self, snapshot: Snapshot, rendering: Rendering, plan: PassPlan) -> list[PassProblem]:
         mode = rendering.deployment.spec.autoscaling.mode
         problems = []
-        for role in POOL_ROLES:
+        for role, facade_object in rendering.pools.items():
             pool = snapshot.pools.get(role)
             facade = None if pool is None else read_facade(pool)
             try:
-                await self._shared.facade(
-                    rendering.pools[role], snapshot.owner, facade, plan.pools[role].replicas, mode
-                )
+                await self._shared.facade(facade_object, snapshot.owner, facade, plan.pools[role].replicas, mode)
             except _REFUSALS as error:
                 problems.append(refusal_problem(error))
         return problems

@@ -63,12 +63,14 @@ def read_written_spec(raw: Manifest, policy: PodPolicy, before: Stored | None) -
     return WrittenSpec({**raw, "spec": spec} if full else raw, full, tuple(left_out))
 
 
-def find_refused_env(records: Iterable[Record], live_templates: Iterable[str], policy: PodPolicy) -> tuple[str, ...]:
+def find_refused_env(
+    records: Iterable[Record], live_templates: Iterable[str], policy: PodPolicy, roles: Iterable[Role] = POOL_ROLES
+) -> tuple[str, ...]:
     """The refused variables in used templates: templates of the first record, from which the next Pods are made, and
-    templates with live workers. Each as `spec.decode.env: NAME`."""
-    live, fields = set(live_templates), dict[str, None]()
+    templates with live workers. Each as `spec.decode.env: NAME`. `roles`: the deployment's pools."""
+    live, fields, pools = set(live_templates), dict[str, None](), tuple(roles)
     for place, record in enumerate(records):
-        for role in POOL_ROLES:
+        for role in pools:
             if place == 0 or record.rendered[role].revision.template in live:
                 for variable in _of_record(record, role):
                     if policy.env_problem(variable.name, variable.value) is not None:

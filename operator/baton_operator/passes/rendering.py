@@ -17,6 +17,7 @@ from baton_control.hashes import Revision, content_hash
 from baton_control.names import gateway_name
 from baton_control.spec.api import API_VERSION, LLMDeployment
 from baton_control.spec.manifest import parse_live
+from baton_control.worker_specs import pool_roles
 from baton_operator.kube.kinds import ACCOUNTS, INFERENCE_POOLS, OPTIONAL, SECRETS, resource_of
 from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.object_fields import Manifest, annotations_of, mapping, metadata_of
@@ -188,7 +189,7 @@ def render(given: Inputs) -> Rendering:
         secret=secret,
         keys=keys,
         standing=tuple(desired_object(manifest) for manifest in others if resource_of(manifest) not in absent),
-        pools={role: desired_object(pool_facade(deployment, role, given.owner)) for role in POOL_ROLES},
+        pools={role: desired_object(pool_facade(deployment, role, given.owner)) for role in pool_roles(deployment)},
         pods=pods,
         notes=tuple(notes),
         text=given.text.decode(),

@@ -110,8 +110,8 @@ class ServingReader:
         """While no gateway has reported: nothing is known, and a new process shows what the status said last. A restart
         of the operator changes nothing about what is served."""
         left_s = self._began + BELIEVED_S - self._clock()
-        pools = (snapshot.before.prefill, snapshot.before.decode)
-        was_known = all(pool is not None and pool.routable is not None for pool in pools)
+        pools = [pool for pool in (snapshot.before.prefill, snapshot.before.decode) if pool is not None]
+        was_known = bool(pools) and all(pool.routable is not None for pool in pools)
         slept = any(
             condition.reason == "ScaledToZero" and condition.status == "True"
             for condition in snapshot.before.conditions

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from baton_control.hashes import content_hash
 from baton_control.names import Key, pool_name
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
-from baton_control.worker_specs import pool_spec
+from baton_control.worker_specs import pool_roles, pool_spec
 from baton_operator.kube.kinds import EVENTS
 from baton_operator.kube.kube_api import KubeApi, KubeError
 from baton_operator.kube.object_fields import Manifest, mapping, mappings, metadata_of, uid_of
@@ -34,7 +34,7 @@ from baton_operator.schema.status import (
     PoolFacadeStatus,
     Truth,
 )
-from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.messages.values import Role
 
 log = logging.getLogger(__name__)
 STATUS_MANAGER = "baton-status"
@@ -82,9 +82,10 @@ class StatusWriter:
 
     async def write_pools(self, seen: Snapshot, deployment: LLMDeployment, plans: Mapping[Role, PoolPlan]) -> None:
         """Write the statuses of the facades, which `/scale` and autoscalers read."""
-        bounds = {role: pool_spec(deployment, role).replicas for role in POOL_ROLES}
+        roles = pool_roles(deployment)
+        bounds = {role: pool_spec(deployment, role).replicas for role in roles}
         CONDITIONS.saw_bounds(seen.key, {role: pool.max for role, pool in bounds.items() if pool.max > pool.min})
-        for role in POOL_ROLES:
+        for role in roles:
             live = seen.pools.get(role)
             if live is None:
                 continue  # made by this pass, and its event brings the next pass

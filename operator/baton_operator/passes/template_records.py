@@ -24,7 +24,7 @@ from baton_control.hashes import Revision, content_hash
 from baton_control.names import record_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.served_model import ModelSpec
-from baton_control.worker_specs import keeps_answers, pool_spec
+from baton_control.worker_specs import keeps_answers, pool_roles, pool_spec
 from baton_operator.kube.object_fields import Manifest, integer, mapping, text
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.metadata import object_head
@@ -125,7 +125,7 @@ def current_record(
     version = TEMPLATE_VERSION if version is None else version
     newest_first = [record.record for record in sorted(stored, key=lambda record: -record.number)]
     if not restart and newest_first:
-        restart = text(newest_first[0].rendered[Role.DECODE].inputs.get("restart")) or ""
+        restart = text(newest_first[0].rendered[Role.PREFILL].inputs.get("restart")) or ""
     wanted = {role: inputs(deployment, role, restart) for role in ROLES}
     if newest_first and newest_first[0].upgrade == upgrade:
         base = newest_first[0]
@@ -134,6 +134,8 @@ def current_record(
             or _find_rendered(role, wanted[role], base, newest_first)
             for role in ROLES
         }
+        if Role.DECODE not in pool_roles(deployment):
+            unchanged[Role.DECODE] = base.rendered[Role.DECODE]  # no Pod is made from it
         if all(unchanged.values()) or base.version == version:
             pinned = replace(platform, worker_image=base.worker_image, gateway_image=base.gateway_image)
             rendered = {role: unchanged[role] or _render(deployment, role, pinned, wanted[role]) for role in ROLES}

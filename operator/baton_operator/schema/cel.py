@@ -342,6 +342,11 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         ),
     ),
     DeploymentSpec: (
+        Rule(
+            f"{_GENERATES} == {_GENERATES.replace('self.', 'oldSelf.')}",
+            "cannot get or lose Generate: with it comes the decode pool, so make another deployment",
+            ".model.tasks",
+        ),
         Rule(f"!has(self.decode) || {_GENERATES}", "must be absent while model.tasks has no Generate", ".decode"),
         Rule(
             f"!self.autoscaling.flips || {_GENERATES}",

@@ -422,3 +422,11 @@ def test_contexts_of_all_gateways_add_up_while_every_one_reports() -> None:
     use = store.contexts(295.0, 2)
     assert use is not None
     assert (use.prompt_tokens, use.live[0]) == (0, 2), "the first minutes are forgotten"
+
+
+def test_a_deployment_that_only_embeds_is_judged_by_ttft_alone() -> None:
+    store, fast, nothing = linked(ONE), SketchData(total=3.0, bins=((-100, 30),)), SketchData(total=0.0, bins=())
+    store.add_summary(ONE, summary(1, served=Served(fast, nothing, 0)), 1.0)
+    telemetry, key = GatewayTelemetry(lambda key: store, lambda: 1.0), Key("team-a", "chat")
+    judged = [telemetry.report(key, "uid", one) for one in (deployment(model__tasks=["Embed"]), deployment())]
+    assert [None if report is None else report.slo_met for report in judged] == [True, None]

@@ -91,6 +91,21 @@ def test_a_classifier_gives_the_logits_of_transformers(family: str, labels: int,
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_cross_encoder_saved_by_sentence_transformers_has_its_activation_in_a_file_of_its_own(tmp_path: Path) -> None:
+    write_classifier(tmp_path, "qwen3", 1)
+    transformer = {
+        "idx": 0,
+        "name": "0",
+        "path": "",
+        "type": "sentence_transformers.base.modules.transformer.Transformer",
+    }
+    (tmp_path / "modules.json").write_text(json.dumps([transformer]))
+    for name, is_probability in (("linear.Identity", False), ("activation.Sigmoid", True)):
+        options = {"model_type": "CrossEncoder", "activation_fn": f"torch.nn.modules.{name}"}
+        (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(options))
+        assert servable_model(tmp_path).label_activation is is_probability
+
+
 def test_a_head_of_another_size_than_the_labels_is_refused(tmp_path: Path) -> None:
     write_classifier(tmp_path, "qwen3", 3)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -17,13 +17,14 @@ import pytest
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, answer, ids_of, running_gateway, tokenizer, until
 from baton_testing.gateway.http_client import CHAT, HttpClient
-from baton_testing.gateway.made_tokenizers import byte_level
+from baton_testing.gateway.made_tokenizers import MadeTokenizer, byte_level
 from baton_wire.messages.encoding import EncodingKind, EncodingLimits, pack_floats
 from baton_wire.messages.gateway_link import Cancel
 from baton_wire.messages.values import Reason, Role, unpack_ids
 
 EMBEDDINGS = "/v1/embeddings"
 WIDTH = 6
+FOX = "The quick brown fox jumps over the lazy dog."
 EMBEDS = EncodingLimits(WIDTH)
 
 
@@ -367,3 +368,33 @@ async def test_a_quota_and_its_queue_hold_for_embeddings(pool: FakePool, http: a
         status, error = await client.refused(EMBEDDINGS, input=[6])
         assert (status, error["code"]) == (429, "queue_full")
         asking.cancel()
+
+
+class ShortTexts(MadeTokenizer):
+    """A tokenizer in a folder whose texts sentence-transformers reads to their sixth token."""
+
+    def files(self) -> dict[str, str | None]:
+        return {**super().files(), "modules.json": "[]", "sentence_bert_config.json": '{"max_seq_length": 6}'}
+
+
+class TestAModelThatReadsTheBeginningOfATextOnly:
+    @pytest.fixture
+    async def pool(self, tmp_path: Path, limits: EncodingLimits) -> AsyncIterator[FakePool]:
+        made = tokenizer()
+        pool = FakePool(tmp_path, ShortTexts(made.tokenizer, made.config), answer)
+        await pool.add(Role.PREFILL, encoding=limits)
+        yield pool
+        await pool.stop()
+
+    async def test_its_vector_is_that_of_the_beginning_and_usage_counts_what_was_read(
+        self, client: EncodingClient
+    ) -> None:
+        got = await client.ask(EMBEDDINGS, input=[FOX, "Hi"])
+        long, short = sorted(client.prompts(), key=len, reverse=True)
+        assert long[1:] == ids_of(FOX)[:5], "the tokenizer's own beginning counts"
+        assert short[1:] == ids_of("Hi")
+        assert got["usage"]["prompt_tokens"] == len(long) + len(short) == 6 + len(short)
+
+    async def test_the_client_may_ask_for_the_end_instead(self, client: EncodingClient) -> None:
+        await client.ask(EMBEDDINGS, input=FOX, truncate_prompt_tokens=9)
+        assert client.prompts() == [ids_of(FOX)[-9:]]

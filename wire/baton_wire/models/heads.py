@@ -57,9 +57,11 @@ def _read_labels(fields: ConfigFields) -> int:
 
 def _read_activation(fields: ConfigFields) -> bool:
     """True if scores are probabilities, by a cross-encoder's folder; they are if it does not say."""
-    if not fields.has("sentence_transformers"):
-        return True
-    fields = fields.section("sentence_transformers")
+    return read_activation(fields.section("sentence_transformers")) if fields.has("sentence_transformers") else True
+
+
+def read_activation(fields: ConfigFields) -> bool:
+    """True if scores are probabilities, by the `activation_fn` of a cross-encoder. Raises ModelConfigError."""
     name = fields.text("activation_fn", _SIGMOIDS[0])
     if name not in (*_SIGMOIDS, *_IDENTITIES):
         raise fields.error("activation_fn", f"{_SIGMOIDS[0]} or {_IDENTITIES[0]}")

@@ -20,7 +20,7 @@ REQUIRED = ("tokenizer.json", "config.json")
 OPTIONAL = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json")
 OLDER_TEMPLATE = "chat_template.json"
 """Template file of older models for images and text. Bundles of other models do not name it, to keep their hash."""
-POOLING = ("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json")
+POOLING = ("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 """Files of embedding models. Workers whose files differ pool differently, so they must not be of one revision."""
 
 

@@ -86,13 +86,13 @@ def size(
 
 def wake(spec: SizingSpec, seen: Measurements, memory: SizingMemory, now: float, parked: int) -> SloDecision:
     """Requests wait and there is no worker: at least one in each pool, whatever else is known."""
-    pools = {}
+    pools, first = {}, "a first pair of workers" if len(spec.roles) > 1 else "a first worker"
     for role in POOL_ROLES:
         have = seen.pool(role).workers
         workers = min(spec.bounds_of[role].maximum, max(1, have))
         move = f"{role.value} {have}→{workers}" if workers != have else f"{role.value} {have}"
         wait = "1 request waits" if parked == 1 else f"{parked} requests wait"
-        pools[role] = PoolDecision(workers, f"{move}: {wait} for a first pair of workers", workers)
+        pools[role] = PoolDecision(workers, f"{move}: {wait} for {first}", workers)
     return SloDecision(pools, replace(memory, last_arrival_s=now), False, {"parked": float(parked)})
 
 

@@ -11,7 +11,7 @@ from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.metadata import ROLE_LABEL
 from baton_operator.objects.network_settings import NetworkSettings, WorkloadPolicies
 from baton_testing.kube.store import Json
-from baton_testing.kube.world import NAME, SPACE, Promise, World, newer
+from baton_testing.kube.world import EMBEDS, NAME, SPACE, Promise, World, newer
 from baton_wire.messages.values import Role
 
 Script = Callable[[World], Awaitable[None]]
@@ -39,6 +39,18 @@ async def create(world: World) -> None:
 
 async def create_with_canary_limits(world: World) -> None:
     world.user_applies(rollout={"canary": 50, "maxSurge": 2})
+
+
+async def one_pool_is_created_edited_and_put_to_sleep(world: World) -> None:
+    world.user_applies(model__tasks=EMBEDS)
+    await asyncio.sleep(60)
+    more: dict[str, object] = {"model__tasks": EMBEDS, "prefill__resources": MORE_MEMORY["prefill__resources"]}
+    world.user_applies(**more)
+    await asyncio.sleep(MIDWAY_S)
+    world.user_applies(**more, prefill__replicas={"min": 0, "max": 2}, autoscaling__mode="Off")
+    for count in (0, 2):
+        await asyncio.sleep(60)
+        world.user_scales(POOLS, "chat-prefill", count)
 
 
 async def edit_a_template(world: World) -> None:
@@ -387,6 +399,12 @@ LOW = Promise(floor=1, most=3)
 SCENARIOS = (
     Scenario("create", create, is_fresh=True),
     Scenario("create with canary limits", create_with_canary_limits, Promise(most=4), is_fresh=True),
+    Scenario(
+        "one pool is created, edited and put to sleep",
+        one_pool_is_created_edited_and_put_to_sleep,
+        Promise(floor=0),
+        is_fresh=True,
+    ),
     Scenario("a name that is taken", a_name_that_is_taken, is_fresh=True),
     Scenario("edit a template", edit_a_template),
     Scenario("edit one pool", edit_one_pool),

@@ -59,6 +59,10 @@ class BrokenPromiseError(AssertionError):
     """Something that must always hold does not."""
 
 
+EMBEDS = ["Embed"]
+"""The tasks of a deployment without a decode pool."""
+
+
 @dataclass(frozen=True, slots=True)
 class Promise:
     """The conditions that must hold in a run, for each pool."""
@@ -372,9 +376,11 @@ class World:
 
 
 def deployment_body(**fields: object) -> Json:
-    """The deployment that scenarios start from: two workers in each pool."""
+    """The deployment that scenarios start from: two workers in each pool that it has."""
     two = {"min": 2, "max": 2}
-    body = manifest(**{"model__source": "pvc://models/a", "prefill__replicas": two, "decode__replicas": two, **fields})
+    pools = ("prefill", "decode") if fields.get("model__tasks") != EMBEDS else ("prefill",)
+    sizes = {f"{pool}__replicas": two for pool in pools}
+    body = manifest(**{"model__source": "pvc://models/a", **sizes, **fields})
     body["metadata"] = {"name": NAME, "namespace": SPACE}
     return body
 
