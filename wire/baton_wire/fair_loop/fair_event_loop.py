@@ -70,8 +70,8 @@ class ReadyCallbacks:
         """Run callbacks, also those that arrive meanwhile, until none is left or `ROUND_S` is over. Returns how many
         ran."""
         clock, arrived, queue, polled, ran = self._clock, self._arrived, self._queue, self._polled, 0
-        take, charge, sort = queue.take, queue.charge, self._sort
-        sort()
+        take, charge, add, own = queue.take, queue.charge, queue.add, self._own
+        self._sort()
         began_s = clock()
         until_s = began_s + ROUND_S
         while queue:
@@ -86,8 +86,10 @@ class ReadyCallbacks:
                 if now >= until_s:
                     break
                 began_s = now
-            if arrived and not self._is_last_round:
-                sort()
+            while arrived and not self._is_last_round:  # as `_sort`: this runs for nearly every callback
+                arrival = arrived.popleft()
+                holder = arrival._context.get(CHARGE)  # type: ignore[attr-defined]
+                add(own if holder is None else holder.account, arrival)
         self._is_last_round = False
         return ran
 
