@@ -486,11 +486,7 @@ async def write_out(
     """Send the messages of the outbox, and a heartbeat after `heartbeat_s` without one. `on_unsent` gets messages that
     their receiver would refuse."""
     while True:
-        try:
-            async with asyncio.timeout(heartbeat_s):
-                message: ToWorker | Heartbeat = await outbox.get()
-        except TimeoutError:
-            message = Heartbeat()
+        message = await _next_message(outbox, heartbeat_s) if outbox.empty() else outbox.get_nowait()
         try:
             frame = encode(message)
         except BadFieldsError as refusal:
@@ -500,6 +496,15 @@ async def write_out(
         await frames.send(frame)
         if len(frame) > LONG_FRAME_BYTES:  # sending waits for slow peers only, and there may be many
             await asyncio.sleep(0)
+
+
+async def _next_message(outbox: asyncio.Queue[ToWorker], heartbeat_s: float) -> ToWorker | Heartbeat:
+    """Wait for a message, and return a heartbeat if none comes in time."""
+    try:
+        async with asyncio.timeout(heartbeat_s):
+            return await outbox.get()
+    except TimeoutError:
+        return Heartbeat()
 
 
 def _now() -> float:

@@ -57,18 +57,11 @@ class Clock:
         return self.now
 
 
-def run_rounds(ready: ReadyCallbacks, most: int = 1_000) -> list[int]:
-    """Run what is ready as `BaseEventLoop` does; returns the callbacks that ran in each round."""
+def run_rounds(ready: ReadyCallbacks) -> list[int]:
+    """Run what is ready, round after round; returns the callbacks that ran in each."""
     rounds: list[int] = []
-    while ready and len(rounds) < most:
-        ran = 0
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle._cancelled:
-                assert isinstance(handle, asyncio.Handle)
-                handle._run()
-                ran += 1
-        rounds.append(ran)
+    while ready:
+        rounds.append(ready.run_round())
     return rounds
 
 
@@ -111,15 +104,90 @@ def test_a_round_ends_soon_after_its_time(loop: FairEventLoop) -> None:
     assert min(rounds) >= 1
 
 
+def test_a_round_runs_what_its_callbacks_schedule_without_another_poll(loop: FairEventLoop) -> None:
+    polls: list[float | None] = []
+    select = loop._selector.select  # type: ignore[attr-defined]
+
+    def count(timeout: float | None = None) -> Any:
+        polls.append(timeout)
+        return select(timeout)
+
+    async def steps() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    loop._selector.select = count  # type: ignore[attr-defined]
+    loop.run_until_complete(steps())
+    assert len(polls) <= 2
+
+
+def test_callbacks_scheduled_after_a_stop_wait_for_the_next_run_and_those_before_do_not(loop: FairEventLoop) -> None:
+    ran: list[str] = []
+
+    def stop() -> None:
+        loop.stop()
+        loop.call_soon(ran.append, "after")
+
+    loop.call_soon(stop, context=charged_context(account("one")))
+    loop.call_soon(ran.append, "before", context=charged_context(account("two")))
+    loop.run_forever()
+    assert ran == ["before"]
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert ran == ["before", "after"]
+
+
+def test_a_cancelled_callback_does_not_run(loop: FairEventLoop) -> None:
+    ran: list[int] = []
+    loop.call_soon(ran.append, 1).cancel()
+    later = loop.call_soon(ran.append, 3)
+    loop._ready.run_round()
+    assert ran == [3]
+    later.cancel()
+    loop.call_soon(later.cancel)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert ran == [3]
+
+
+def test_a_callback_that_exits_ends_the_run_and_leaves_the_others_for_the_next(loop: FairEventLoop) -> None:
+    ran: list[int] = []
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    loop.call_soon(leave)
+    loop.call_soon(ran.append, 1)
+    with pytest.raises(SystemExit):
+        loop.run_forever()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert ran == [1]
+
+
+def test_debug_mode_reports_a_slow_round_and_failed_callbacks(
+    loop: FairEventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise ValueError("deliberate")
+
+    loop.set_debug(True)
+    loop.slow_callback_duration = 0.0
+    loop.call_soon(fail)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert "a round of callbacks" in caplog.text
+    assert "deliberate" in caplog.text
+
+
 def test_waiting_for_io_is_charged_to_no_account(loop: FairEventLoop) -> None:
     clock, one = Clock(), account("one")
     ready = ReadyCallbacks(clock)
     ready.append(asyncio.Handle(lambda: None, (), loop, charged_context(one)))
-    for _ in range(len(ready)):
-        ready.popleft()
+    ready.run_round()
     assert not ready
     clock.now += 5.0  # select
-    len(ready)
+    ready.run_round()
     assert one.spent_s < 0.001
 
 

@@ -2,11 +2,13 @@
 
 asyncio runs all ready callbacks in the order in which they came, and polls for I/O when all have run. So a client with
 a thousand ready callbacks delays every other client by all of them, at each of the ten steps of a request. Here the
-callback of the account that got the least time for its weight runs next, and a round ends after `ROUND_S`.
+callback of the account that got the least time for its weight runs next. I/O is polled when none is left, or after
+`ROUND_S`: the steps of a request that wait for no I/O need no poll in between.
 
 Only the queue of ready callbacks is replaced: `BaseEventLoop` appends to it, asks whether and how many it holds, pops
-from its left and clears it. A test compares that with the installed Python. Callbacks of one account keep their order,
-so those of a connection or a task do while its account stays the same. There is no order between accounts.
+from its left and clears it. It is given one callback for all of a round. A test compares that with the installed
+Python. Callbacks of one account keep their order, so those of a connection or a task do while its account stays the
+same. There is no order between accounts.
 """
 
 from __future__ import annotations
@@ -23,21 +25,11 @@ from baton_wire.fair_loop.fair_queue import Account, ServiceQueue
 
 ROUND_S = 0.002
 """How long callbacks run before I/O is polled. A callback that has begun runs to its end."""
-ROUND_CALLBACKS = 256
-"""The most callbacks of one round."""
-
-
-class _Skipped:
-    """Stands for a callback when a round ends early: the loop skips what is cancelled."""
-
-    _cancelled = True
-
-
-_SKIPPED = _Skipped()
 
 
 class ReadyCallbacks:
-    """The loop's ready callbacks, with the methods of a deque that `BaseEventLoop` uses.
+    """The loop's ready callbacks, with the methods of a deque that `BaseEventLoop` uses. It sees one callback for each
+    round: `RoundHandle`, which runs those of the round.
 
     Other threads append. All else happens in the loop's thread.
     """
@@ -49,44 +41,24 @@ class ReadyCallbacks:
         self._queue: ServiceQueue[Handle] = ServiceQueue()
         self._own: Account[Handle] = Account("process", is_service=True)
         """The account of the process itself."""
-        self._taken_s: float | None = None
-        """When the callback that runs now began."""
-        self._until_s = 0.0
-        """When this round ends."""
         self._polled: set[Handle] = set()
         """Callbacks of descriptors that wait here: a later poll reports the same descriptor again."""
+        self._round = RoundHandle(self.run_round)
+        self._is_last_round = False
 
     def __bool__(self) -> bool:
-        self._settle()  # asked before the loop waits for I/O
         return bool(self._arrived) or bool(self._queue)
 
     def __len__(self) -> int:
-        """Begin a round: the most callbacks that it may run."""
-        self._until_s = self._settle() + ROUND_S
-        self._sort()
-        return min(ROUND_CALLBACKS, len(self._queue))
+        return 1 if self else 0
 
-    def popleft(self) -> Handle | _Skipped:
-        """The callback to run now. After `ROUND_S` the round is over."""
-        now, queue = self._clock(), self._queue
-        if self._taken_s is not None:
-            queue.charge(now - self._taken_s)
-            self._taken_s = None
-        if self._arrived:
-            self._sort()
-        if now > self._until_s or not queue:
-            return _SKIPPED
-        handle = queue.take()
-        if self._polled and handle in self._polled:
-            self._polled.remove(handle)
-        self._taken_s = now
-        return handle
+    def popleft(self) -> RoundHandle:
+        return self._round
 
     def clear(self) -> None:
         self._arrived.clear()
         self._queue.clear()
         self._polled.clear()
-        self._taken_s = None
 
     def append_polled(self, handle: Handle) -> None:
         """Append the callback of a ready descriptor, unless it waits already."""
@@ -94,21 +66,60 @@ class ReadyCallbacks:
             self._polled.add(handle)
             self._arrived.append(handle)
 
-    def _settle(self) -> float:
-        """Charge the callback that ran last. Returns the time."""
-        now = self._clock()
-        if self._taken_s is not None:
-            self._queue.charge(now - self._taken_s)
-            self._taken_s = None
-        return now
+    def run_round(self) -> int:
+        """Run callbacks, also those that arrive meanwhile, until none is left or `ROUND_S` is over. Returns how many
+        ran."""
+        clock, arrived, queue, polled, ran = self._clock, self._arrived, self._queue, self._polled, 0
+        take, charge, add, own = queue.take, queue.charge, queue.add, self._own
+        self._sort()
+        began_s = clock()
+        until_s = began_s + ROUND_S
+        while queue:
+            handle = take()
+            if polled:
+                polled.discard(handle)
+            if not handle._cancelled:
+                handle._run()
+                ran += 1
+                now = clock()
+                charge(now - began_s)
+                if now >= until_s:
+                    break
+                began_s = now
+            while arrived and not self._is_last_round:  # as `_sort`: this runs for nearly every callback
+                arrival = arrived.popleft()
+                holder = arrival._context.get(CHARGE)  # type: ignore[attr-defined]
+                add(own if holder is None else holder.account, arrival)
+        self._is_last_round = False
+        return ran
+
+    def end_soon(self) -> None:
+        """Run in this round, or in the next one if none has begun, only what waits already."""
+        self._sort()
+        self._is_last_round = True
 
     def _sort(self) -> None:
-        """Queue what has arrived, also during this round: an account that got little need not wait for its end."""
+        """Queue what has arrived, also during a round: an account that got little need not wait for its end."""
         arrived, add = self._arrived, self._queue.add
         while arrived:
             handle = arrived.popleft()
             charge = handle._context.get(CHARGE)  # type: ignore[attr-defined]
             add(self._own if charge is None else charge.account, handle)
+
+
+class RoundHandle:
+    """A round of the loop, as a handle that `BaseEventLoop` runs."""
+
+    _cancelled = False
+    _callback = None
+    """`BaseEventLoop` in debug mode writes it about a slow handle."""
+    _source_traceback = None
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        return "<a round of callbacks>"
 
 
 class FairEventLoop(asyncio.SelectorEventLoop):
@@ -119,6 +130,11 @@ class FairEventLoop(asyncio.SelectorEventLoop):
     def __init__(self, selector: BaseSelector | None = None) -> None:
         super().__init__(selector)
         self._ready = ReadyCallbacks()
+
+    def stop(self) -> None:
+        """Stop after the callbacks that are ready now, as every loop does."""
+        self._ready.end_soon()
+        super().stop()
 
     def _process_events(self, event_list: list[tuple[SelectorKey, int]]) -> None:
         """Queue the callbacks of ready descriptors. As in `BaseSelectorEventLoop`, but each callback once."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 LEAST_COST_S = 1e-6
@@ -70,20 +70,27 @@ class FairQueue(Generic[T]):
         """Add an item after those of its account."""
         account.items.append(item)
         self._num_items += 1
-        if account.is_active:
-            return
+        if not account.is_active:
+            self.activate(account)
+
+    def take(self) -> T:
+        """Remove the next item; there must be one. `charge` its cost before the next one is taken."""
+        self._num_items -= 1
+        return self.select().items.popleft()
+
+    def activate(self, account: Account[T]) -> None:
+        """Let an account take part that had no items, and has one now."""
         account.is_active = True
         account.virtual_s = max(account.virtual_s, self._virtual_s)
         self._push(account)
 
-    def take(self) -> T:
-        """Remove the next item; there must be one. `charge` its cost before the next one is taken."""
+    def select(self) -> Account[T]:
+        """Make the account whose item goes next the current one; there must be an item."""
         account = self._current
         if account is None or not account.items or (self._waiting and self._waiting[0][0] < account.virtual_s):
             account = self._switch()
         self._virtual_s = account.virtual_s
-        self._num_items -= 1
-        return account.items.popleft()
+        return account
 
     def charge(self, cost_s: float) -> None:
         """Charge the cost of the item that was taken last to its account."""
@@ -126,37 +133,56 @@ class ServiceQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._parts: FairQueue[T | None] = FairQueue()
-        """The services' items, and None for each item of `_others`."""
+        self._parts: FairQueue[T] = FairQueue()
+        """The services, and `_all_others`."""
         self._others: FairQueue[T] = FairQueue()
-        self._all_others: Account[T | None] = Account("all others")
-        self._is_others = False
-        """True if the item that was taken last is of `_others`."""
+        self._all_others: Account[Any] = Account("all others")
+        """Has None for each item of `_others`."""
+        self._taken: Account[T] | None = None
+        """The account of the item that was taken last."""
+        self._num_items = 0
 
     def __len__(self) -> int:
-        return self._parts._num_items
+        return self._num_items
 
     def add(self, account: Account[T], item: T) -> None:
         """Add an item after those of its account."""
+        account.items.append(item)
+        self._num_items += 1
         if account.is_service:
-            self._parts.add(cast("Account[T | None]", account), item)
-        else:
-            self._others.add(account, item)
-            self._parts.add(self._all_others, None)
+            if not account.is_active:
+                self._parts.activate(account)
+            return
+        if not account.is_active:
+            self._others.activate(account)
+        others = self._all_others
+        others.items.append(None)
+        if not others.is_active:
+            self._parts.activate(others)
 
     def take(self) -> T:
         """Remove the next item; there must be one. `charge` its cost before the next one is taken."""
-        item = self._parts.take()
-        self._is_others = item is None
-        return self._others.take() if item is None else item
+        account = self._parts.select()
+        if account is self._all_others:
+            account.items.popleft()
+            account = self._others.select()
+        self._taken = account
+        self._num_items -= 1
+        return account.items.popleft()
 
     def charge(self, cost_s: float) -> None:
         """Charge the cost of the item that was taken last to its account."""
-        self._parts.charge(cost_s)
-        if self._is_others:
-            self._others.charge(cost_s)
+        if cost_s < LEAST_COST_S:
+            cost_s = LEAST_COST_S
+        account = self._taken
+        assert account is not None
+        account.spent_s += cost_s
+        account.virtual_s += cost_s / account.weight
+        if not account.is_service:
+            self._all_others.virtual_s += cost_s
 
     def clear(self) -> None:
         """Remove all items."""
         self._parts.clear()
         self._others.clear()
+        self._taken, self._num_items = None, 0
