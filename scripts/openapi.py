@@ -152,6 +152,10 @@ RAW: dict[str, Schema] = {
     },
     "messages[].content[].refusal": TEXT | {"description": "Of an assistant."},
     "messages[].content[].text": TEXT,
+    "messages[].content[].thinking": {
+        "anyOf": [TEXT, {"type": "array", "maxItems": chat_messages.MAX_PARTS, "items": {"type": "object"}}],
+        "description": "Of an assistant; a list has parts of text.",
+    },
     "prompt": {
         "anyOf": [
             TEXT,
@@ -197,11 +201,6 @@ RAW: dict[str, Schema] = {
     "tokens": IDS,
     **openapi_apis.PRIORITY,
 }
-NOT_ALWAYS = (
-    "messages[].content", "messages[].content[].text", "messages[].content[].refusal", "messages[].tool_call_id",
-    "response_format.json_schema", "tools[].tools", "tools[].format.syntax", "tools[].format.definition",
-)  # fmt: skip
-"""Required of some messages and tools only."""
 NAMES = {"messages[].": "Message", "messages[].content[].": "Part", "stream_options.": "StreamOptions",
     "response_format.": "AnswerFormat", "response_format.json_schema.": "NamedSchema",
     "structured_outputs.": "StructuredOutputs",
@@ -219,6 +218,8 @@ class Recorder(openai_fields.Fields):
     """Reads like `Fields` and notes down what is asked."""
 
     objects: dict[str, Schema]
+    required: dict[str, list[list[str]]]
+    """The fields that each object at a place had to have."""
     raw: Mapping[str, Schema]
     """Descriptions of what is taken raw, by place and name."""
 
@@ -227,6 +228,8 @@ class Recorder(openai_fields.Fields):
         self._place = re.sub(r"\[\d+\]", "[]", path)
         empty: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
         self._schema = self.objects.setdefault(self._place, empty)
+        self._required: list[str] = []
+        self.required.setdefault(self._place, []).append(self._required)
 
     def _note(self, field: str, schema: Schema) -> None:
         self._schema["properties"].setdefault(field, schema)
@@ -239,9 +242,7 @@ class Recorder(openai_fields.Fields):
         return super().take(field)
 
     def require(self, field: str) -> Any:
-        required = self._schema.setdefault("required", [])
-        if field not in required and self._place + field not in NOT_ALWAYS:
-            required.append(field)
+        self._required.append(field)
         return super().require(field)
 
     def text(self, field: str, max_chars: int, value: Any = None) -> str | None:
@@ -278,16 +279,41 @@ MODULES = (chat_messages, openai_types, prompting_fields, output_format_fields, 
 
 @contextmanager
 def recording(modules: Iterable[ModuleType], raw: Mapping[str, Schema]) -> Iterator[dict[str, Schema]]:
-    """While it lasts the parsers' objects note down into what is given, by their place in the body."""
+    """While it lasts the parsers' objects note down into what is given, by their place in the body. Complete in the
+    end: a field is required if every object at its place needed it.
+    """
     objects: dict[str, Schema] = {}
-    recorder = type("Recorder", (Recorder,), {"objects": objects, "raw": raw})
+    required: dict[str, list[list[str]]] = {}
+    recorder = type("Recorder", (Recorder,), {"objects": objects, "required": required, "raw": raw})
     with ExitStack() as stack:
         for module in modules:
             stack.enter_context(mock.patch.object(module, "Fields", recorder))
         yield objects
+    for place, schema in objects.items():
+        first, *others = required[place]
+        if always := [field for field in dict.fromkeys(first) if all(field in other for other in others)]:
+            schema["required"] = always
+        objects[place] = _with_other_types(schema)
 
 
-PARTS = [{"type": "text", "text": "x"}, {"type": "refusal", "refusal": "x"}]
+def _with_other_types(schema: Schema) -> Schema:
+    """Allow any fields in an object whose type is not among those that are listed, if its type may be any string."""
+    match schema["properties"].get("type"):
+        case {"anyOf": [{"enum": listed}, {"type": "string"}], **rest}:
+            described = schema | {"properties": schema["properties"] | {"type": {"enum": listed, **rest}}}
+            names = [kind for kind in listed if kind is not None]
+            other: Schema = {"type": "string", "not": {"enum": names}}
+            return {"anyOf": [described, {"type": "object", "required": ["type"], "properties": {"type": other}}]}
+    return schema
+
+
+PARTS = [
+    {"type": "text", "text": "x"},
+    {"type": "refusal", "refusal": "x"},
+    {"type": "thinking", "thinking": "x"},
+    {"type": "reasoning", "text": "x"},
+    {"type": "redacted_thinking", "data": "x"},
+]
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CHAT = [
     {"role": "assistant", "content": PARTS, "tool_calls": [CALL]},
@@ -295,6 +321,7 @@ CHAT = [
 ]
 SHAPES: tuple[dict[str, Any], ...] = (
     {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}},
+    {"response_format": {"type": "text"}},
     {"structured_outputs": {"choice": ["a"]}},
 )
 TOOLS = [{"type": "function", "function": {"name": "f"}}]

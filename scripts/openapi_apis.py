@@ -70,6 +70,17 @@ PRIORITY: dict[str, Schema] = {
         "description": "Smaller numbers go first: below 0 `interactive`, 0 `standard`, above 0 `batch`.",
     },
 }
+RESULTS: Schema = {"anyOf": [TEXT, _list(_ref("MessageResultBlock"), chat_messages.MAX_PARTS)]}
+SHOWN_AS_TEXT: dict[str, Schema] = {
+    "text": TEXT,
+    "tool_name": NAME | {"description": "Of a tool_reference."},
+    "source": _or_null({"anyOf": [_ref("MessageSource"), TEXT]})
+    | {"description": "A document's text, or where a search result is from."},
+    "source.type": {"enum": ["text", "content"]},
+    "source.data": TEXT | {"description": "With type text."},
+    "source.content": TEXTS | {"description": "With type content."},
+}
+"""Fields of blocks that a template can only show as text, in a user's turn and in a tool's result."""
 MESSAGE_RAW: dict[str, Schema] = {
     **PRIORITY,
     "service_tier": {"enum": [*priority_fields.TIERS, "standard_only", None]},
@@ -80,15 +91,21 @@ MESSAGE_RAW: dict[str, Schema] = {
     "messages[].role": {"enum": ["user", "assistant", "system"]},
     "messages[].content": {"anyOf": [TEXT, BLOCKS]},
     "messages[].content[].type": {
-        "anyOf": [{"enum": ["text", "thinking", "tool_use", "tool_result"]}, {"type": "string"}],
+        "anyOf": [
+            {"enum": ["text", "document", "search_result", "thinking", "tool_use", "tool_result"]},
+            {"type": "string"},
+        ],
         "description": "Blocks of a provider's own tools have no effect.",
     },
-    "messages[].content[].text": TEXT,
     "messages[].content[].thinking": TEXT,
     "messages[].content[].input": OBJECT,
     "messages[].content[].id": {"type": "string", "maxLength": tool_fields.MAX_CALL_ID_CHARS},
     "messages[].content[].name": NAME,
-    "messages[].content[].content": _or_null(TEXTS),
+    "messages[].content[].content": _or_null(RESULTS) | {"description": "Of a tool or a search result."},
+    "messages[].content[].content[].type": {"enum": list(text_blocks.TEXT_BLOCKS)},
+    "messages[].content[].content[].content": TEXTS | {"description": "Of a search result."},
+    **{f"messages[].content[].{name}": schema for name, schema in SHOWN_AS_TEXT.items()},
+    **{f"messages[].content[].content[].{name}": schema for name, schema in SHOWN_AS_TEXT.items()},
     "messages[].content[].tool_use_id": {"type": "string", "maxLength": tool_fields.MAX_CALL_ID_CHARS},
     "system[].type": {"const": "text"},
     "system[].text": TEXT,
@@ -118,6 +135,9 @@ MESSAGE_RAW: dict[str, Schema] = {
 MESSAGE_NAMES = {
     "messages[].": "MessageTurn",
     "messages[].content[].": "MessageBlock",
+    "messages[].content[].source.": "MessageSource",
+    "messages[].content[].content[].": "MessageResultBlock",
+    "messages[].content[].content[].source.": "MessageSource",
     "system[].": "MessageText",
     "tools[].": "MessageTool",
     "tool_choice.": "MessageToolChoice",
@@ -127,17 +147,29 @@ MESSAGE_NAMES = {
 }
 _CALL = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
 _THOUGHT = {"type": "thinking", "thinking": "x"}
+_BLOCKS = [
+    {"type": "text", "text": "x"},
+    {"type": "document", "source": {"type": "text", "data": "x"}},
+    {"type": "document", "source": {"type": "content", "content": "x"}},
+    {"type": "search_result", "source": "x", "title": "x", "content": "x"},
+]
+_RESULT = [*_BLOCKS, {"type": "tool_reference", "tool_name": "f"}]
 _ASKED: dict[str, Any] = {
     "model": "x",
     "system": [{"type": "text", "text": "x"}],
     "messages": [
         {"role": "assistant", "content": [_THOUGHT, {"type": "text", "text": "x"}, _CALL]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": _RESULT}, *_BLOCKS]},
     ],
     "tools": [{"name": "f", "input_schema": {}}],
     "tool_choice": {"type": "tool", "name": "f"},
     "thinking": {"type": "enabled", "budget_tokens": 1},
     "output_config": {"effort": "low"},
+}
+_ASKED_OTHERWISE: dict[str, Any] = _ASKED | {
+    "tools": [{"name": "f", "input_schema": {}}, {"type": "bash_20250124", "name": "bash"}],
+    "tool_choice": {"type": "auto"},
+    "thinking": {"type": "adaptive"},
 }
 PARTS: Schema = {"anyOf": [TEXT, _list(_ref("ResponseText"), chat_messages.MAX_PARTS)]}
 RESPONSE_RAW: dict[str, Schema] = {
@@ -219,12 +251,23 @@ _RESPONSE: dict[str, Any] = {
     "tools": [
         {"type": "function", "name": "f"},
         {"type": "custom", "name": "g", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+        {"type": "custom", "name": "h", "format": {"type": "text"}},
         {"type": "namespace", "name": "n", "tools": []},
     ],
     "tool_choice": {"type": "function", "name": "f"},
     "text": {"format": {"type": "text"}},
     "reasoning": {},
 }
+_RESPONSES: tuple[dict[str, Any], ...] = (
+    _RESPONSE,
+    {
+        "model": "x",
+        "input": "x",
+        "tools": [{"type": "local_shell"}],
+        "tool_choice": {"type": "local_shell"},
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": {}}},
+    },
+)
 IDS: Schema = {
     "type": "array",
     "minItems": 1,
@@ -262,10 +305,14 @@ BODIES: dict[str, Body] = {
     **dict.fromkeys(
         ("/rerank", "/v1/rerank", "/v2/rerank"), ("RerankRequest", encoding_types.parse_rerank, (_RANKED,))
     ),
-    "/v1/responses": ("ResponseRequest", responses_request.parse_response, (_RESPONSE,)),
-    "/v1/responses/input_tokens": ("InputTokensRequest", responses_request.parse_response, (_RESPONSE,)),
-    "/v1/messages": ("MessageRequest", messages_request.parse_message, (_ASKED | {"max_tokens": 2},)),
-    "/v1/messages/count_tokens": ("CountTokensRequest", messages_request.parse_token_count, (_ASKED,)),
+    "/v1/responses": ("ResponseRequest", responses_request.parse_response, _RESPONSES),
+    "/v1/responses/input_tokens": ("InputTokensRequest", responses_request.parse_response, _RESPONSES),
+    "/v1/messages": (
+        "MessageRequest",
+        messages_request.parse_message,
+        (_ASKED | {"max_tokens": 2}, _ASKED_OTHERWISE | {"max_tokens": 2}),
+    ),
+    "/v1/messages/count_tokens": ("CountTokensRequest", messages_request.parse_token_count, (_ASKED, _ASKED_OTHERWISE)),
 }
 OWN: dict[str, OwnFields] = {
     "MessageRequest": OwnFields((messages_request, message_tools, text_blocks), MESSAGE_RAW, MESSAGE_NAMES),

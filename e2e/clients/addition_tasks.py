@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +28,17 @@ def plain_task() -> AdditionTask:
     """The task that every client does: ten calls with arguments that grow."""
     calls = [[turn, turn * turn] for turn in range(1, TURNS + 1)]
     return AdditionTask(calls, {"total": sum(map(sum, calls)), "note": None})
+
+
+def drawn_task(dice: random.Random) -> AdditionTask:
+    """Draw ten calls with numbers of any sign and length, and a note that is a text or nothing."""
+    calls = [[_drawn_number(dice), _drawn_number(dice)] for _ in range(TURNS)]
+    note = dice.choice([None, "", "done", 'a "quoted" one', "two\nlines", "a\\b {c} [d] <e>"])
+    return AdditionTask(calls, {"total": sum(map(sum, calls)), "note": note})
+
+
+def _drawn_number(dice: random.Random) -> int:
+    return dice.choice([-1, 1]) * dice.randrange(10 ** dice.randrange(1, 10))
 
 
 def task_argument(tasks: list[AdditionTask]) -> str:

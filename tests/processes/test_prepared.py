@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -127,3 +128,21 @@ def test_forked_workers_end_with_whoever_asked_for_them(tmp_path: Path) -> None:
         parent.kill()
         parent.wait(30)
     assert orphans_of(both) == []
+
+
+def test_a_process_that_no_caller_waited_for_leaves_no_pipe_open(recwarn: pytest.WarningsRecorder) -> None:
+    with Prepared((), is_for_programs=True) as prepared, Path(os.devnull).open("wb") as nothing:
+        argv = ("-c", "import time; time.sleep(600)")
+        forked = [prepared.start(argv, nothing.fileno(), nothing.fileno()) for _ in range(2)]
+        processes = [psutil.Process(process.pid) for process in forked]
+        forked.pop().kill()  # the other one is left to the server
+        forked.clear()
+    gc.collect()
+    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
+    assert orphans_of(processes) == []
+
+
+def test_a_process_that_is_left_to_the_server_counts_as_killed_by_it() -> None:
+    with Prepared((), is_for_programs=True) as prepared, Path(os.devnull).open("wb") as nothing:
+        forked = prepared.start(("-c", "import time; time.sleep(600)"), nothing.fileno(), nothing.fileno())
+    assert (forked.poll(), forked.wait(1.0)) == (-signal.SIGKILL, -signal.SIGKILL)

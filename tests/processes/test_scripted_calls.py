@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ import pytest
 from baton_gateway.answers.output_parts import WholeAnswer
 from baton_testing.engine.scripted_model import WORKER_FLAGS, write_scripted_model
 from baton_testing.processes.deployment import Deployment, Shape, Worker
-from baton_testing.processes.scripted_answers import Asked, expected_answer, long_call, transcripts
+from baton_testing.processes.scripted_answers import Asked, expected_answer, long_call, token_marks, transcripts
+from baton_testing.processes.scripted_tasks import Kill, TaskRun, busiest, draw_task
 
 pytestmark = pytest.mark.processes
 
@@ -51,9 +53,10 @@ def family_client(deployment: Deployment, family: str) -> Iterator[openai.OpenAI
 
 def test_answers_arrive_as_their_reader_reads_them(family: str, family_client: openai.OpenAI) -> None:
     texts = transcripts(family, DRAWN, seed=1)
+    marks = token_marks(family)
     with ThreadPoolExecutor(4) as pool:
-        whole = list(pool.map(lambda text: Asked(family_client, text).whole(), texts))
-        streamed = list(pool.map(lambda text: Asked(family_client, text).streamed(), texts))
+        whole = list(pool.map(lambda text: Asked(family_client, text, marks=marks).whole(), texts))
+        streamed = list(pool.map(lambda text: Asked(family_client, text, marks=marks).streamed(), texts))
     for text, *answers in zip(texts, whole, streamed, strict=True):
         assert answers == [expected_answer(family, text)] * 2, text
 
@@ -76,10 +79,6 @@ def harm_within_calls(client: openai.OpenAI) -> Harm:
             return list(pool.map(ask, range(STREAMS)))
 
     return harm
-
-
-def busiest(workers: list[Worker]) -> Worker:
-    return max(workers, key=lambda worker: (worker.state() or {"running": 0})["running"])
 
 
 @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "retargeted"])
@@ -106,6 +105,15 @@ def test_prefill_workers_may_die_while_calls_begin(deployment: Deployment, clien
     killer.join()
     assert answers == [answer] * 2 * STREAMS
     deployment.replace(victim)
+    deployment.await_idle()
+
+
+def test_a_task_goes_on_as_scripted_when_workers_are_lost_in_its_calls(
+    deployment: Deployment, family: str, family_client: openai.OpenAI
+) -> None:
+    dice = random.Random(family)
+    task = draw_task(dice, family, (Kill.BOTH, Kill.HAND_OVER), as_tokens=True, number=1)
+    assert TaskRun(deployment, family_client, dice).do(task, with_kills=True) == task.expected()
     deployment.await_idle()
 
 

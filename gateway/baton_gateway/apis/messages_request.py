@@ -34,7 +34,8 @@ _IGNORED = (
 )  # fmt: skip
 """Fields that are accepted without effect: they concern the provider's side, not the answer."""
 _SERVER_BLOCK = re.compile(
-    r"server_tool_use|fallback|(web_search|web_fetch|\w{0,16}code_execution|tool_search)_tool_result"
+    r"server_tool_use|mcp_tool_use|mcp_tool_listing|fallback"
+    r"|(web_search|web_fetch|\w{0,16}code_execution|tool_search|mcp|advisor)_tool_result"
 )
 _KEEPS_ALL = "clear_thinking_20251015"
 _NO_EDITS = ({"edits": []}, *({"edits": [{"type": _KEEPS_ALL, "keep": keep}]} for keep in ("all", {"type": "all"})))
@@ -165,11 +166,12 @@ def _read_block(value: Any, role: str, path: str, body: ChatBody) -> None:
         case ("assistant", "compaction"):
             body.add_text(path, role, [text_part(fields.text("content", MAX_TEXT_CHARS) or "")])
             fields.text("encrypted_content", MAX_TEXT_CHARS)
+            fields.text("signature", MAX_TEXT_CHARS)
         case ("assistant", str(kind)) if _SERVER_BLOCK.fullmatch(kind):
             return  # what another provider's tool did; there is nothing that a template could show
         case (_, kind):
             raise unsupported(f"{path}.type", f"blocks of type {str(kind)[:32]!r} are not available for {role}")
-    fields.ignore("caller", *BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
+    fields.ignore("caller", "toolset_name", *BESIDE_TEXTS, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
 
 

@@ -57,6 +57,7 @@ class PipedProcess:
         self._connecting: asyncio.Task[None] | None = None
         self._is_killed = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._closed: asyncio.Future[None] = self._loop.create_future()
 
     @property
     def pid(self) -> int:
@@ -100,10 +101,11 @@ class PipedProcess:
                 transport.close()
         for pipe in self._pipes[len(self._transports) :]:
             pipe.close()
+        self._loop.call_soon(self._closed.set_result, None)  # transports close their pipes in the same round
 
     async def wait(self, within_s: float) -> None:
-        """Wait until the process is reaped, at most `within_s`."""
-        await asyncio.wait([self._ended], timeout=within_s)
+        """Wait until the killed process is reaped and its pipes are closed, at most `within_s`."""
+        await asyncio.wait([self._ended, self._closed], timeout=within_s)
 
     def _reap(self, retry_s: float) -> None:
         if self._started.poll() is None:

@@ -30,7 +30,8 @@ def alert_rules(deployment: LLMDeployment) -> list[Manifest]:
     slo, metadata = deployment.spec.slo, deployment.metadata
     gateways = f'{{namespace="{metadata.namespace}",pod=~"{gateway_name(metadata.name)}-.+"}}'
     rules: list[Manifest] = []
-    for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot)):
+    targets = {"ttft": slo.ttft, **({"tpot": slo.tpot} if deployment.spec.model.generates else {})}
+    for name, target in targets.items():
         rate = f"sum by (le) (rate(baton_gateway_{name}_seconds_bucket{gateways}[5m]))"
         rules.append(
             _rule(
@@ -49,6 +50,8 @@ def alert_rules(deployment: LLMDeployment) -> list[Manifest]:
             "critical",
         )
     )
+    if not deployment.spec.model.generates:
+        return rules
     prefill = f'namespace="{metadata.namespace}",deployment="{metadata.name}",role="prefill"'
     rate = f"sum by (le) (rate(baton_handover_seconds_bucket{{{prefill}}}[5m]))"
     most_s = min(HANDOVER_SHARE * slo.ttft.target, MOST_HANDOVER_S)

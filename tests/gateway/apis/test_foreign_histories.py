@@ -12,7 +12,7 @@ from baton_gateway.openai_api.openai_fields import MAX_UNKNOWN, UnknownFields
 from baton_gateway.openai_api.openai_types import ChatRequest, parse_chat
 
 USER = {"role": "user", "content": "x"}
-CALL = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {}}]}
+CALL: dict[str, Any] = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {}}]}
 
 
 def chat(*messages: Any, unknown: UnknownFields = UnknownFields.REFUSE, **fields: Any) -> ChatRequest:
@@ -118,9 +118,27 @@ def test_what_would_change_the_answer_or_fits_no_header_stays_refused(own: dict[
         ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}, "a"),
         ({"type": "document", "title": "t", "source": {"type": "content", "content": "a"}}, "t\na"),
         ({"type": "text", "text": "", "cache_control": {"type": "ephemeral"}}, ""),
+        ({"type": "tool_reference", "tool_name": "mcp__notes__list", "cache_control": None},
+         "Tool available: mcp__notes__list"),
+        ({"type": "tool_reference", "tool_name": "a.b-c_1", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+         "Tool available: a.b-c_1"),
+        ({"type": "tool_reference", "tool_name": "x" * 128}, f"Tool available: {'x' * 128}"),
+        ({"type": "search_result", "source": "s", "title": "t", "content": []}, "t\ns"),
+        ({"type": "search_result", "source": "s", "title": "", "content": "a", "citations": {"enabled": True}}, "s\na"),
+        ({"type": "search_result", "content": [{"type": "text", "text": "a", "citations": None}] * 2}, "a\na"),
+        ({"type": "search_result", "source": "https://x/?a=1&b=2", "title": None,
+          "content": [{"type": "text", "text": "é\n", "cache_control": {"type": "ephemeral"}}]},
+         "https://x/?a=1&b=2\né\n"),
+        ({"type": "document", "source": {"type": "text", "data": ""}}, ""),
+        ({"type": "document", "title": "t", "context": "c", "citations": {"enabled": True},
+          "source": {"type": "text", "media_type": "text/plain", "data": "a"}}, "t\nc\na"),
+        ({"type": "document", "context": None, "cache_control": {"type": "ephemeral"},
+          "source": {"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}},
+         "a\nb"),
+        ({"type": "document", "source": {"type": "content", "content": []}}, ""),
     ],
-    ids=str,
-)
+    ids=lambda value: str(value)[:80],
+)  # fmt: skip
 def test_a_tools_result_may_have_blocks_that_are_shown_as_text(block: dict[str, Any], text: str) -> None:
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [block]}
     tools = [{"name": "f", "input_schema": {"type": "object"}}]
@@ -139,6 +157,15 @@ def test_a_tools_result_may_have_blocks_that_are_shown_as_text(block: dict[str, 
         {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "document"}]},
         {"type": "tool_reference"},
         {"type": "tool_reference", "tool_name": "a b"},
+        {"type": "tool_reference", "tool_name": ""},
+        {"type": "tool_reference", "tool_name": "a", "tool_id": "b"},
+        {"type": "search_result", "source": "s", "title": "t"},
+        {"type": "search_result", "source": {"url": "s"}, "title": "t", "content": "a"},
+        {"type": "search_result", "source": "s", "title": "t", "content": ["a"]},
+        {"type": "document", "source": {"type": "url", "url": "https://x"}},
+        {"type": "document", "source": {"type": "file", "file_id": "f"}},
+        {"type": "document", "source": {"type": "text", "data": ["a"]}},
+        {"type": "container_upload", "file_id": "f"},
     ],
     ids=str,
 )
@@ -154,12 +181,56 @@ def test_a_block_without_text_is_refused(block: dict[str, Any]) -> None:
         ("", ""),
         ([{"type": "text", "text": ""}], ""),
         ([{"type": "compaction", "content": "Summary."}], "Summary."),
+        ([{"type": "compaction", "content": "Summary.", "encrypted_content": None, "signature": "zz"}], "Summary."),
         ([{"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}}, {"type": "text", "text": "a"}], "a"),
     ],
     ids=str,
 )
 def test_an_answer_is_taken_back_as_it_came(content: Any, text: str) -> None:
     assert message({"role": "assistant", "content": content}, USER).messages[1]["content"] == text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "tool_reference", "tool_name": name} for name in ("a", "b", "c")],
+        [{"type": "text", "text": "Found:"}, {"type": "tool_reference", "tool_name": "a"}],
+        [
+            {"type": "search_result", "source": "s", "title": "t", "content": ""},
+            {"type": "tool_reference", "tool_name": "a"},
+        ],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_blocks_of_several_types_are_shown_in_their_order(content: list[dict[str, Any]]) -> None:
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": content, "is_error": False, "toolset_name": "set"}
+    [call] = CALL["content"]
+    shown = message(
+        {"role": "assistant", "content": [call | {"toolset_name": "set"}]}, {"role": "user", "content": [result]}
+    ).messages[-1]["content"]
+    words = [block.get("tool_name") or block.get("text") or block["title"] for block in content]
+    assert [shown.index(word) for word in words] == sorted(shown.index(word) for word in words)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
+        {"type": "bash_code_execution_tool_result", "tool_use_id": "s1", "content": {}},
+        {"type": "tool_search_tool_result", "tool_use_id": "s1", "content": {"tool_references": []}},
+        {"type": "mcp_tool_use", "id": "m1", "name": "list", "server_name": "notes", "input": {}},
+        {"type": "mcp_tool_result", "tool_use_id": "m1", "is_error": False, "content": "a"},
+        {"type": "mcp_tool_listing", "server_name": "notes", "tools": []},
+        {"type": "advisor_tool_result", "tool_use_id": "s1", "content": {}},
+    ],
+    ids=lambda block: block["type"],
+)
+def test_blocks_of_a_providers_own_tools_have_no_effect(block: dict[str, Any]) -> None:
+    resent = message({"role": "assistant", "content": [block, {"type": "text", "text": "a"}]}, USER)
+    assert resent.messages[1]["content"] == "a"
+    with pytest.raises(RefusedError, match="not available for user"):
+        message({"role": "user", "content": [block]})
 
 
 @pytest.mark.parametrize("name", ["betas", "anthropic_beta", "anthropic_version", "fallbacks"])
@@ -169,6 +240,20 @@ def test_fields_of_anthropics_side_have_no_effect(name: str) -> None:
 
 def test_the_former_name_of_the_output_format_is_read() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    for fields in ({"output_format": {"type": "json_schema", "schema": schema}},
-                   {"output_config": {"format": {"type": "json_schema", "schema": schema}}}):  # fmt: skip
-        assert message(**fields).options.output_format is not None
+    form = {"type": "json_schema", "schema": schema}
+    formats = [
+        message(**fields).options.output_format
+        for fields in (
+            {"output_format": form},
+            {"output_config": {"format": form}},
+            {"output_format": form, "output_config": None},
+            {"output_format": form, "output_config": {"effort": "low"}},
+            {"output_format": None, "output_config": {"format": form}},
+            {"output_format": form, "tools": [], "betas": ["structured-outputs-2025-11-13"]},
+        )
+    ]
+    assert formats[0] is not None
+    assert formats == formats[:1] * len(formats)
+    for wrong in ("json", {"type": "text"}, {"type": "json_schema"}, form | {"strict": True}):
+        with pytest.raises(RefusedError, match="output_format"):
+            message(output_format=wrong)

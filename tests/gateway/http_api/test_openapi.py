@@ -120,6 +120,87 @@ def test_each_bound_of_the_document_is_the_parsers(path: str, field: str, value:
         assert not validator.is_valid(body)
 
 
+def message(*blocks: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
+    return {"model": "x", "max_tokens": 9, "messages": [{"role": role, "content": list(blocks)}], **fields}
+
+
+def responses(*items: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": "x", "input": list(items), **fields}
+
+
+RESULT = {"type": "tool_result", "tool_use_id": "c"}
+CALLING = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+TEXT = {"type": "text", "text": "x"}
+CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+ADD = {"name": "f", "input_schema": {"type": "object"}}
+TAKEN: list[tuple[str, dict[str, Any]]] = [
+    *(
+        ("/v1/messages", body)
+        for body in (
+            message(TEXT),
+            message({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}),
+            message({"type": "document", "title": None, "source": {"type": "content", "content": [TEXT]}}),
+            message({"type": "search_result", "source": "x", "title": "x", "content": [TEXT]}),
+            message({"type": "search_result", "content": "x", "citations": {"enabled": True}}),
+            message({"type": "thinking", "thinking": "x", "signature": ""}, TEXT, role="assistant"),
+            message({"type": "server_tool_use", "id": "c", "name": "web_search", "input": {}}, TEXT, role="assistant"),
+            *(
+                message() | {"messages": [*USER, CALLING, {"role": "user", "content": [RESULT | {"content": content}]}]}
+                for content in (
+                    None, "x", [], [TEXT], [{"type": "tool_reference", "tool_name": "f"}],
+                    [{"type": "document", "source": {"type": "text", "data": "x"}}],
+                    [{"type": "search_result", "source": "x", "title": "x", "content": [TEXT]}],
+                )
+            ),
+            message({"type": "web_search_tool_result", "tool_use_id": "c", "content": [{"type": "web_search_result"}]},
+                    TEXT, role="assistant"),
+            message({"type": "mcp_tool_use", "id": "c", "name": "f", "server_name": "x", "input": {}}, TEXT,
+                    role="assistant"),
+            message(TEXT, thinking={"type": "adaptive"}),
+            message(TEXT, thinking={"type": "disabled"}),
+            message(TEXT, tools=[ADD], tool_choice={"type": "auto"}),
+            message(TEXT, tools=[{"type": "bash_20250124", "name": "bash"}]),
+            message(TEXT, tools=[{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]),
+            message(TEXT, system=[TEXT]),
+        )
+    ),
+    *(
+        ("/v1/responses", body)
+        for body in (
+            responses({"role": "user", "content": "x"}),
+            responses({"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}),
+            responses(*USER, CALLED, {"type": "function_call_output", "call_id": "c", "output": "x"}),
+            responses(*USER, {"type": "web_search_call", "id": "w", "action": {"query": "x"}, "status": "completed"}),
+            responses({"role": "user", "content": "x"}, {"type": "reasoning", "summary": []}, USER[0]),
+            responses(*USER, tools=[{"type": "local_shell"}]),
+            responses(*USER, tools=[{"type": "web_search", "external_web_access": False}]),
+            responses(*USER, tools=[{"type": "function", "name": "f"}], tool_choice="auto"),
+            responses(*USER, tools=[{"type": "local_shell"}], tool_choice={"type": "local_shell"}),
+            responses(*USER, text={"format": {"type": "json_schema", "name": "x", "schema": {}}}),
+        )
+    ),
+    *(
+        ("/v1/chat/completions", {"model": "x", "messages": USER, **fields})
+        for fields in (
+            {"messages": [*USER, {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]},
+                          {"role": "tool", "tool_call_id": "c", "content": "x"}]},
+            {"messages": [*USER, {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}, *USER]},
+            {"response_format": {"type": "text"}},
+            {"tools": [{"type": "function", "function": {"name": "f"}}],
+             "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), TAKEN, ids=lambda value: str(value)[-60:])
+def test_the_document_allows_what_the_parsers_take(path: str, body: dict[str, Any]) -> None:
+    name, parse, _ = openapi.BODIES[path]
+    parse(body)
+    check(body, SCHEMAS[name])
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -205,7 +205,6 @@ def test_thinking_is_switched_in_every_clients_way(
         ({"enable_thinking": "maybe"}, "chat_template_kwargs.enable_thinking"),
         ({"chat_template_kwargs": {"enable_thinking": "0"}}, "chat_template_kwargs.enable_thinking"),
         ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
-        ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
         ({"transforms": ["middle-out"]}, "transforms"),
         ({"verbosity": "low"}, "verbosity"),

@@ -69,6 +69,13 @@ class Forked:
                 self._pipe.close()
             return self.returncode
 
+    def close(self) -> None:
+        """Close the pipe of a process whose server has ended: it was killed if its status was not read."""
+        with self._reading:
+            if self.returncode is None:
+                self.returncode = -signal.SIGKILL
+                self._pipe.close()
+
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
         until_s, pause_s = None if timeout is None else time.monotonic() + timeout, POLL_S[0]
@@ -116,6 +123,8 @@ class Prepared:
         self._lock = threading.Lock()
         self._requests: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
+        self._forked: list[Forked] = []
+        """Children that were not seen to end: their callers may forget them, and their pipes have to be closed."""
 
     def __enter__(self) -> Self:
         return self
@@ -125,6 +134,8 @@ class Prepared:
         if self._requests is not None and self._server is not None:
             self._requests.close()
             self._server.wait(60)
+        for forked in self._forked:
+            forked.close()
 
     @property
     def pid(self) -> int | None:
@@ -156,7 +167,10 @@ class Prepared:
         finally:
             os.close(writer)
             os.close(nothing)
-        return Forked(reader)
+        forked = Forked(reader)
+        with self._lock:
+            self._forked = [child for child in self._forked if child.poll() is None] + [forked]
+        return forked
 
     def run_to_end(self, argv: Sequence[str], timeout_s: float, extra: Mapping[str, str] | None = None) -> Ended:
         """As `child_process.run_to_end`, which does it where this cannot."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,12 @@ def transcripts(family: str, count: int, seed: int) -> list[str]:
     return [text for text in texts if text and len(text.encode()) <= LONGEST and not text.startswith("<|start|>user")]
 
 
+def token_marks(family: str) -> list[str]:
+    """Return the marks that are special tokens of a model of this family. Those of other formats are text to it."""
+    texts = form_of(family, with_thoughts=True).marks(with_calls=True)
+    return [mark for mark in MARKS if any(mark in text for text in texts)]
+
+
 def expected_answer(family: str, text: str, as_tokens: bool = True) -> WholeAnswer:
     """Return what the reader alone makes of a text, up to the token that ends it if marks are tokens."""
     ends = _ENDS if family == HARMONY and as_tokens else ()
@@ -46,15 +52,18 @@ class Asked:
     client: openai.OpenAI
     text: str
     model: str = "scripted"
-    as_tokens: bool = True
-    """True if marks in the text are special tokens of the model; otherwise they are letters."""
+    marks: Collection[str] = MARKS
+    """Marks in the text that are special tokens; others are letters."""
     fields: dict[str, Any] = field(default_factory=dict)
+    history: Sequence[Mapping[str, Any]] = ()
+    """Messages after the one that has the script; each turn of the assistant among them used up one answer of it."""
     on_call: Callable[[], None] | None = None
-    """Called at the first piece of a streamed call's arguments."""
+    """Called once a streamed answer has `on_call_at` characters of calls' arguments."""
+    on_call_at: int = 1
 
     def _request(self) -> dict[str, Any]:
-        text = tokens_for(self.text, MARKS) if self.as_tokens else self.text
-        messages = [{"role": "user", "content": f"Go. {script(text)}"}]
+        text = tokens_for(self.text, tuple(self.marks))
+        messages = [{"role": "user", "content": f"Go. {script(text)}"}, *self.history]
         return {"model": self.model, "messages": messages, "tools": OFFERED, "temperature": 0, **self.fields}
 
     def whole(self) -> WholeAnswer:
@@ -78,7 +87,7 @@ class Asked:
         if piece.index == len(answer.calls):
             answer.calls.append(WholeCall("id", piece.function.name))
         answer.calls[piece.index].arguments += piece.function.arguments or ""
-        if answer.calls[piece.index].arguments and self.on_call is not None:
+        if self.on_call is not None and sum(len(call.arguments) for call in answer.calls) >= self.on_call_at:
             on_call, self.on_call = self.on_call, None
             on_call()
 
