@@ -21,7 +21,7 @@ from baton_wire.models.decoder_spec import Attention, DecoderSpec
 from baton_wire.models.kv_groups import kv_groups
 from baton_wire.models.parameters import (
     EMBEDDING,
-    FINAL_NORM,
+    FINAL_NORM_LAYER,
     HEAD_LAYER,
     LABELS,
     SINKS,
@@ -50,10 +50,9 @@ def assemble(
     embedding = reader.tensor(EMBEDDING)
     prefixes = [layer_prefix(number) for number in range(config.num_layers)]
     input_norms = [
-        reader.norm(f"{prefix}{layer.norms.before_mixer}.weight")
-        for prefix, layer in zip(prefixes, config.layers, strict=True)
+        reader.norm(prefix, layer.norms.before_mixer) for prefix, layer in zip(prefixes, config.layers, strict=True)
     ]
-    final_norm = reader.norm(FINAL_NORM)
+    final_norm = reader.norm("", FINAL_NORM_LAYER)
     borders = [*input_norms, final_norm]
 
     def build(layer: int) -> DecoderLayer:
@@ -118,8 +117,13 @@ def _assemble_layer(
     layer, prefix = config.layers[number], layer_prefix(number)
     mixer, norms, attention = layer.mixer, layer.norms, f"{prefix}self_attn."
     mlp, mlp_norm = assemble_feed_forward(layer, reader, prefix)
-    rows = rotated_rows(mixer)
-    qkv = reader.linear(attention, *mixer.qkv, has_bias=mixer.qkv_bias, norm=input_norm, rows=rows)
+    rows, has_head_norms = rotated_rows(mixer), mixer.qk_norm and not mixer.joins_heads
+    qkv: Projection = reader.linear(attention, *mixer.qkv, has_bias=mixer.qkv_bias, norm=input_norm, rows=rows)
+    key_value = _key_value(reader, mixer, attention, qkv, input_norm) if number == config.num_layers - 1 else None
+    if mixer.joins_heads:
+        qkv = reader.jointly_normed(attention, mixer, qkv, has_queries=True)
+        if key_value is not None:
+            key_value = reader.jointly_normed(attention, mixer, key_value, has_queries=False)
     output: Projection = reader.linear(attention, "o_proj", has_bias=mixer.output_bias)
     if norms.after_mixer is not None:
         output = NormedProjection(output, reader.own_norm(f"{prefix}{norms.after_mixer}.weight"))
@@ -127,8 +131,8 @@ def _assemble_layer(
         mlp = NormedProjection(mlp, reader.own_norm(f"{prefix}{norms.after_feed_forward}.weight"))
     return DecoderLayer(
         qkv=qkv,
-        key_value=_key_value(reader, mixer, attention, qkv, input_norm) if number == config.num_layers - 1 else None,
-        head_norms=reader.head_norms(attention, rows, mixer.head_dim) if mixer.qk_norm else None,
+        key_value=key_value,
+        head_norms=reader.head_norms(attention, rows, mixer.head_dim) if has_head_norms else None,
         output=output,
         mlp_norm=mlp_norm,
         mlp=mlp,
@@ -142,8 +146,8 @@ def _assemble_layer(
 
 
 def _key_value(
-    reader: ParameterReader, mixer: Attention, prefix: str, qkv: Linear, input_norm: PackedNorm
-) -> Linear | None:
+    reader: ParameterReader, mixer: Attention, prefix: str, qkv: Projection, input_norm: PackedNorm
+) -> Projection | None:
     """K and V of a layer alone, where that pays."""
     if isinstance(qkv, RowLinear | QuantisedLinear):
         return qkv.last_features(2 * mixer.kv_width)

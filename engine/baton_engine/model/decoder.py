@@ -38,8 +38,8 @@ def _pays(x: Tensor, wanted: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    qkv: Linear  # hidden_size → (q_heads + 2 · kv_heads) · head_dim
-    key_value: Linear | None
+    qkv: Projection  # hidden_size → (q_heads + 2 · kv_heads) · head_dim
+    key_value: Projection | None
     """K and V alone, for rows that need no more: of the last layer, on a GPU or where products are compiled."""
     head_norms: HeadNorms | None
     output: Projection  # q_heads · head_dim → hidden_size

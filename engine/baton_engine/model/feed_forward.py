@@ -10,7 +10,7 @@ from torch import Tensor
 from baton_engine.model.layers.experts import Router, SeparateExperts, StackedExperts
 from baton_engine.model.layers.linear import Linear, Projection, QuantisedLinear
 from baton_engine.model.layers.mlp import OtherGate, gated_mlp
-from baton_engine.model.layers.norm import PackedNorm, RmsNorm
+from baton_engine.model.layers.norm import PackedNorm, RmsNorm, no_norm
 from baton_engine.model.parameter_reader import ParameterReader
 from baton_kernels.dense.quantised_stack import QuantisedStack, stacked
 from baton_kernels.dense.quantised_weight import QuantisedWeight
@@ -30,12 +30,13 @@ from baton_wire.models.decoder_spec import (
 
 def assemble_feed_forward(layer: LayerSpec, reader: ParameterReader, prefix: str) -> tuple[Projection, RmsNorm]:
     """The block of the layer whose tensors have the prefix, and the norm before it."""
-    block, name = layer.feed_forward, f"{prefix}{layer.norms.before_feed_forward}.weight"
+    block, name = layer.feed_forward, layer.norms.before_feed_forward
     if isinstance(block, Experts):
         # Router and experts all read the norm, so it is folded into none.
-        return _experts(block, reader, prefix), reader.own_norm(name)
-    norm = reader.norm(name)
-    return _dense(block, reader, f"{prefix}mlp.", norm), norm.norm
+        norm = no_norm().norm if name is None else reader.own_norm(f"{prefix}{name}.weight")
+        return _experts(block, reader, prefix), norm
+    packed = reader.norm(prefix, name)
+    return _dense(block, reader, f"{prefix}mlp.", packed), packed.norm
 
 
 def _dense(block: Dense, reader: ParameterReader, prefix: str, norm: PackedNorm) -> Projection:

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from baton_engine.model.formats.stored_weight import StoredWeight, join_weights
 from baton_engine.model.formats.unpacking import pack_mxfp4_stack, unpack, unpack_mxfp4
-from baton_engine.model.layers.linear import Linear, LinearMethod
-from baton_engine.model.layers.norm import PackedNorm, WeightedRmsNorm, pack_norm
+from baton_engine.model.layers.linear import Linear, LinearMethod, Projection
+from baton_engine.model.layers.norm import JointlyNormed, PackedNorm, WeightedRmsNorm, no_norm, pack_norm
 from baton_engine.model.weights import WeightSource
 from baton_kernels.attention.attention_inputs import HeadNorms
 from baton_kernels.dense.mxfp4_stack import Mxfp4Stack
+from baton_wire.models.decoder_spec import Attention
 from baton_wire.models.formats.layer_formats import WeightFormats
+from baton_wire.models.parameters import rotated_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,12 @@ class ParameterReader:
             return self.tensor(name)
         return self.source.read(name).to(device=self.device, dtype=torch.float32, copy=True).add_(1.0)
 
-    def norm(self, name: str) -> PackedNorm:
-        return pack_norm(self.norm_weight(name), self.norm_eps, self.dtype, self.method.reads_norms)
+    def norm(self, prefix: str, name: str | None) -> PackedNorm:
+        """The norm before a linear layer, by its name after the prefix; None: there is no such norm."""
+        if name is None:
+            return no_norm()
+        weight = self.norm_weight(f"{prefix}{name}.weight")
+        return pack_norm(weight, self.norm_eps, self.dtype, self.method.reads_norms)
 
     def own_norm(self, name: str) -> WeightedRmsNorm:
         """A norm of its own, with nothing folded into the layers around it."""
@@ -62,6 +68,15 @@ class ParameterReader:
         if rows is not None:
             q, k = (weight[list(rows[:head_dim])] for weight in (q, k))
         return HeadNorms(q, k, self.norm_eps)
+
+    def jointly_normed(self, prefix: str, mixer: Attention, qkv: Projection, has_queries: bool) -> JointlyNormed:
+        """The projection of queries, keys and values, or of the last two, with the norms of `joins_heads`."""
+        rows, width = rotated_rows(mixer), mixer.q_width
+        q, k = (self.norm_weight(f"{prefix}{name}_norm.weight") for name in "qk")
+        if rows is not None:
+            q, k = q[rows[:width]], k[[row - width for row in rows[width : width + mixer.kv_width]]]
+        q_norm = WeightedRmsNorm(q, self.norm_eps) if has_queries else None
+        return JointlyNormed(qkv, q_norm, WeightedRmsNorm(k, self.norm_eps))
 
     def linear(
         self,

@@ -33,7 +33,9 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
-    """RMSNorm of every query and key head before the rotation."""
+    """RMSNorm of queries and keys before the rotation."""
+    joins_heads: bool = False
+    """True: one such norm over all query heads together and one over all key heads; False: of each head alone."""
     sinks: bool = False
     """One learnt logit for each query head, which takes part in the softmax without a key."""
 
@@ -127,10 +129,10 @@ FeedForward = Dense | Experts
 class LayerNorms:
     """Names of a layer's norms after its prefix. None: there is no such norm."""
 
-    before_mixer: str = "input_layernorm"
+    before_mixer: str | None = "input_layernorm"
     after_mixer: str | None = None
     """Norm of what the mixer adds to the residual stream."""
-    before_feed_forward: str = "post_attention_layernorm"
+    before_feed_forward: str | None = "post_attention_layernorm"
     after_feed_forward: str | None = None
 
 

@@ -18,7 +18,8 @@ UNQUANTISED: Final = ("F32", "BF16", "F16", "F64")
 """Dtypes of tensors that are cast to the model's."""
 
 EMBEDDING: Final = "model.embed_tokens.weight"
-FINAL_NORM: Final = "model.norm.weight"
+FINAL_NORM_LAYER: Final = "model.norm"
+FINAL_NORM: Final = f"{FINAL_NORM_LAYER}.weight"
 HEAD_LAYER: Final = "lm_head"
 HEAD: Final = f"{HEAD_LAYER}.weight"
 LABELS: Final = "score.weight"
@@ -75,7 +76,7 @@ def expected_tensors(config: DecoderSpec) -> dict[str, TensorForm]:
         for stack in stacks(layer, config.hidden_size):
             forms |= _stack(config, prefix, stack)
         if layer.mixer.qk_norm:
-            forms |= {f"{prefix}self_attn.{name}_norm.weight": _plain(layer.mixer.head_dim) for name in ("q", "k")}
+            forms |= _qk_norms(f"{prefix}self_attn.", layer.mixer)
         if layer.mixer.sinks:
             forms[prefix + SINKS] = _plain(layer.mixer.q_heads)
     forms[FINAL_NORM] = _plain(config.hidden_size)
@@ -84,6 +85,11 @@ def expected_tensors(config: DecoderSpec) -> dict[str, TensorForm]:
     if config.labels:
         forms[LABELS] = _plain(config.labels, config.hidden_size)
     return forms
+
+
+def _qk_norms(prefix: str, mixer: Attention) -> dict[str, TensorForm]:
+    widths = (mixer.q_width, mixer.kv_width) if mixer.joins_heads else (mixer.head_dim,) * 2
+    return {f"{prefix}{name}_norm.weight": _plain(width) for name, width in zip("qk", widths, strict=True)}
 
 
 def norm_names(layer: LayerSpec) -> list[str]:

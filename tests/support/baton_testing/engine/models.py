@@ -103,6 +103,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN_ROPE, "truncate": False},
         "swiglu_limit": 7.0,  # older transformers know no other
     },
+    "olmo2": {"model_type": "olmo2", "head_dim": 32, "pad_token_id": 0},
+    "olmo3": {
+        "model_type": "olmo3",
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "pad_token_id": 0,
+        "rope_parameters": {
+            "full_attention": YARN_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    },
     "qwen3-tied-yarn": {
         "model_type": "qwen3",
         "head_dim": 20,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from baton_wire.models.families import gemma, glm, gpt_oss, llama, mistral, mixtral, phi, qwen
+from baton_wire.models.families import gemma, glm, gpt_oss, llama, mistral, mixtral, olmo, phi, qwen
 from baton_wire.models.families.family import Family
 
 FAMILIES: Final = MappingProxyType[str, Family](
@@ -22,5 +22,7 @@ FAMILIES: Final = MappingProxyType[str, Family](
         "glm": glm.GLM,
         "glm4": glm.GLM4,
         "gpt_oss": gpt_oss.GPT_OSS,
+        "olmo2": olmo.OLMO2,
+        "olmo3": olmo.OLMO3,
     }
 )
