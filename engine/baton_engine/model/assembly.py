@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton_engine.model.decoder import Decoder, DecoderLayer
 from baton_engine.model.feed_forward import assemble_feed_forward
+from baton_engine.model.layers.adjusted_head import adjust_head
 from baton_engine.model.layers.linear import Linear, Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.norm import NormedProjection, PackedNorm, read_by
 from baton_engine.model.layers.rope import rope_tables
@@ -69,8 +70,7 @@ def assemble(
         embedding_scale=float(torch.tensor(config.embedding_scale).to(dtype)),
         first_norm=borders[0].norm,
         layers=layers,
-        head=_head(config, reader, embedding, final_norm),
-        logit_cap=config.logit_cap,
+        head=adjust_head(_head(config, reader, embedding, final_norm), config.logit_cap),
         ropes=tuple(rope_tables(rope, config.head_dim, max_context_tokens, dtype, device) for rope in config.ropes),
         num_q_heads=config.attention.q_heads,
         kv_scales=_kv_scales(config, source).to(device),

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton_engine.model.layers.attention import StepRows, attend
-from baton_engine.model.layers.linear import Linear, Projection, product
+from baton_engine.model.layers.linear import Projection, product
 from baton_engine.model.layers.norm import RmsNorm
 from baton_engine.model.layers.rope import RopeTables
 from baton_engine.model.offloading import LayerRing
@@ -68,8 +68,7 @@ class Decoder:
     embedding_scale: float
     first_norm: RmsNorm
     layers: tuple[DecoderLayer, ...]
-    head: Linear  # hidden_size → vocab_size
-    logit_cap: float | None
+    head: Projection  # hidden_size → vocab_size
     ropes: tuple[RopeTables, ...]
     num_q_heads: int
     kv_scales: Tensor
@@ -150,7 +149,4 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size] → float32 logits [N, vocab_size]."""
-        logits = self.head(hidden).float()
-        if self.logit_cap is None:
-            return logits
-        return logits.div_(self.logit_cap).tanh_().mul_(self.logit_cap)
+        return self.head(hidden).float()
