@@ -11,7 +11,7 @@ from baton_engine.model.decoder import Decoder, DecoderLayer
 from baton_engine.model.feed_forward import assemble_feed_forward
 from baton_engine.model.layers.adjusted_head import adjust_head
 from baton_engine.model.layers.linear import Linear, Projection, QuantisedLinear, RowLinear, linear_method
-from baton_engine.model.layers.norm import NormedProjection, PackedNorm, read_by
+from baton_engine.model.layers.norm import NormedProjection, PackedNorm, ScaledProjection, read_by
 from baton_engine.model.layers.rope import rope_tables
 from baton_engine.model.offloading import assemble_layers
 from baton_engine.model.parameter_reader import ParameterReader
@@ -70,7 +70,7 @@ def assemble(
         embedding_scale=float(torch.tensor(config.embedding_scale).to(dtype)),
         first_norm=borders[0].norm,
         layers=layers,
-        head=adjust_head(_head(config, reader, embedding, final_norm), config.logit_cap),
+        head=adjust_head(_head(config, reader, embedding, final_norm), config.logit_divisor, config.logit_cap),
         ropes=tuple(rope_tables(rope, config.head_dim, max_context_tokens, dtype, device) for rope in config.ropes),
         num_q_heads=config.attention.q_heads,
         kv_scales=_kv_scales(config, source).to(device),
@@ -129,6 +129,8 @@ def _assemble_layer(
         output = NormedProjection(output, reader.own_norm(f"{prefix}{norms.after_mixer}.weight"))
     if norms.after_feed_forward is not None:
         mlp = NormedProjection(mlp, reader.own_norm(f"{prefix}{norms.after_feed_forward}.weight"))
+    if layer.residual_scale != 1.0:
+        output, mlp = (ScaledProjection(block, layer.residual_scale) for block in (output, mlp))
     return DecoderLayer(
         qkv=qkv,
         key_value=key_value,

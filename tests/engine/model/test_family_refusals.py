@@ -21,6 +21,11 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("olmo3", {"rope_parameters": ROPE}, "rope_parameters.rope_type.*one of full_attention, sliding_attention"),
     ("olmo3", {"rope_theta": 10_000.0}, r"rope_theta: 10000\.0.*absent next to rope_parameters"),
     ("olmo3", {"rope_parameters": None, "rope_theta": 10_000.0}, r"rope_theta: 10000\.0.*500000"),
+    ("granite", {"residual_multiplier": 0}, "residual_multiplier: 0.*above"),
+    ("granite", {"logits_scaling": -1.0}, r"logits_scaling: -1\.0.*above"),
+    ("granite", {"embedding_multiplier": "12"}, 'embedding_multiplier: "12"'),
+    ("granite", {"sliding_window": 24}, "sliding_window: 24.*absent"),
+    ("seed-oss", {"attention_out_bias": "no"}, "attention_out_bias.*true or false"),
 ]
 
 

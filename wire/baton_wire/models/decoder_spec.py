@@ -141,6 +141,8 @@ class LayerSpec:
     mixer: Attention
     feed_forward: FeedForward
     norms: LayerNorms = LayerNorms()
+    residual_scale: float = 1.0
+    """Factor of what the mixer and the feed-forward block add to the residual stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,8 @@ class DecoderSpec:
     dtype: str | None
     """The checkpoint's own dtype; None when the config does not say."""
     embedding_scale: float = 1.0
+    logit_divisor: float = 1.0
+    """Logits are divided by it before they are capped."""
     logit_cap: float | None = None
     """c of c · tanh(logits / c)."""
     formats: WeightFormats = field(default_factory=WeightFormats)

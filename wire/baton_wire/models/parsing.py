@@ -51,7 +51,8 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Deco
         eos_token_ids=_read_eos(vocab_size, ConfigFields(generation or {}, "generation_config."), whole, fields)
         or default_eos,
         dtype=_read_dtype(whole) or _read_dtype(fields),
-        embedding_scale=hidden_size**0.5 if family.scales_embedding else 1.0,
+        embedding_scale=_read_embedding_scale(fields, family, hidden_size),
+        logit_divisor=fields.number("logits_scaling", 1.0) if family.multiplies else 1.0,
         logit_cap=fields.number("final_logit_softcapping") if cap else None,
         formats=read_weight_formats(whole if whole.has("quantization_config") else fields),
         wrapper=None if fields is whole else whole.text("model_type"),
@@ -73,6 +74,12 @@ def _read_family(whole: ConfigFields, fields: ConfigFields) -> Family:
     activation, value = family.activation
     fields.only(activation, value, value)
     return family
+
+
+def _read_embedding_scale(fields: ConfigFields, family: Family, hidden_size: int) -> float:
+    if family.multiplies:
+        return fields.number("embedding_multiplier", 1.0)
+    return hidden_size**0.5 if family.scales_embedding else 1.0
 
 
 def _read_positions(fields: ConfigFields, family: Family) -> int:

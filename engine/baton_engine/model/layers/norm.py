@@ -116,6 +116,20 @@ class DeferredRmsNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledProjection:
+    """factor · projection(x): a projection of which a fraction is added to the residual stream."""
+
+    projection: Projection
+    factor: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.projection(x) * self.factor
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self.projection(x), alpha=self.factor)
+
+
+@dataclass(frozen=True, slots=True)
 class JointlyNormed:
     """Queries, keys and values of a layer: all query heads are normed together, and so are all key heads."""
 

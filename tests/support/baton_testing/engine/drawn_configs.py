@@ -150,6 +150,24 @@ def qwen3_moe(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
+def granite(draw: st.DrawFn) -> dict[str, Any]:
+    factors = {
+        "embedding_multiplier": draw(st.sampled_from([0.5, 1, 12.0])),
+        "attention_multiplier": draw(st.sampled_from([0.05, 0.2, 1])),
+        "residual_multiplier": draw(st.sampled_from([0.22, 1])),
+        "logits_scaling": draw(st.sampled_from([1, 2.5, 16])),
+    }
+    biases = {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
+    return draw(heads()) | factors | biases | {"rope_parameters": draw(ropes())}
+
+
+@st.composite
+def seed_oss(draw: st.DrawFn) -> dict[str, Any]:
+    biases = {name: draw(st.booleans()) for name in ("attention_bias", "attention_out_bias", "mlp_bias")}
+    return draw(heads()) | biases | {"head_dim": draw(st.sampled_from([8, 32])), "rope_parameters": draw(ropes())}
+
+
+@st.composite
 def olmo2(draw: st.DrawFn) -> dict[str, Any]:
     fields = {"head_dim": draw(st.sampled_from([8, 32])), "attention_bias": draw(st.booleans()), "pad_token_id": 0}
     return draw(heads()) | fields | {"rope_parameters": draw(ropes())}
@@ -170,6 +188,8 @@ CASES = {
     "gpt-oss": gpt_oss(),
     "mixtral": mixtral(),
     "qwen3-moe": qwen3_moe(),
+    "granite": granite(),
+    "seed-oss": seed_oss(),
     "olmo2": olmo2(),
     "olmo3": olmo3(),
 }

@@ -103,6 +103,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN_ROPE, "truncate": False},
         "swiglu_limit": 7.0,  # older transformers know no other
     },
+    "granite": {
+        "model_type": "granite",
+        "head_dim": 12,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+    },
+    "seed-oss": {"model_type": "seed_oss", "head_dim": 32},
     "olmo2": {"model_type": "olmo2", "head_dim": 32, "pad_token_id": 0},
     "olmo3": {
         "model_type": "olmo3",

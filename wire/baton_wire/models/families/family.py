@@ -27,6 +27,8 @@ class Family:
     """By the square root of the hidden size."""
     caps_logits: bool = False
     """True if `final_logit_softcapping` is understood."""
+    multiplies: bool = False
+    """True if `embedding_multiplier` and `logits_scaling` are understood."""
     default_eos: tuple[int, ...] = ()
     """Where no file names one."""
     shipped_code: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from baton_wire.models.families import gemma, glm, gpt_oss, llama, mistral, mixtral, olmo, phi, qwen
+from baton_wire.models.families import gemma, glm, gpt_oss, granite, llama, mistral, mixtral, olmo, phi, qwen, seed_oss
 from baton_wire.models.families.family import Family
 
 FAMILIES: Final = MappingProxyType[str, Family](
@@ -22,6 +22,8 @@ FAMILIES: Final = MappingProxyType[str, Family](
         "glm": glm.GLM,
         "glm4": glm.GLM4,
         "gpt_oss": gpt_oss.GPT_OSS,
+        "granite": granite.GRANITE,
+        "seed_oss": seed_oss.SEED_OSS,
         "olmo2": olmo.OLMO2,
         "olmo3": olmo.OLMO3,
     }
