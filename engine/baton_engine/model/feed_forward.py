@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from baton_engine.model.layers.experts import Router, SeparateExperts, StackedExperts
+from baton_engine.model.layers.experts import CorrectedRouter, Router, SeparateExperts, StackedExperts, WithSharedExpert
 from baton_engine.model.layers.linear import Linear, Projection, QuantisedLinear
 from baton_engine.model.layers.mlp import OtherGate, gated_mlp
 from baton_engine.model.layers.norm import PackedNorm, RmsNorm, no_norm
 from baton_engine.model.parameter_reader import ParameterReader
 from baton_kernels.dense.quantised_stack import QuantisedStack, stacked
 from baton_kernels.dense.quantised_weight import QuantisedWeight
-from baton_kernels.experts.expert_inputs import BiasedStacks, Mxfp4Stacks, PlainStacks, QuantisedStacks
+from baton_kernels.experts.expert_inputs import BiasedStacks, Correction, Mxfp4Stacks, PlainStacks, QuantisedStacks
 from baton_kernels.experts.experts import streams_mxfp4
 from baton_wire.models.decoder_spec import (
     ClampedGate,
@@ -34,7 +34,7 @@ def assemble_feed_forward(layer: LayerSpec, reader: ParameterReader, prefix: str
     if isinstance(block, Experts):
         # Router and experts all read the norm, so it is folded into none.
         norm = no_norm().norm if name is None else reader.own_norm(f"{prefix}{name}.weight")
-        return _experts(block, reader, prefix), norm
+        return _with_shared(block, reader, prefix), norm
     packed = reader.norm(prefix, name)
     return _dense(block, reader, f"{prefix}mlp.", packed), packed.norm
 
@@ -50,11 +50,27 @@ def _with_gate(gate_up: Linear, gate: Gate) -> Linear:
     return gate_up if isinstance(gate, SiluGate) else OtherGate(gate_up, gate)
 
 
-def _experts(experts: Experts, reader: ParameterReader, prefix: str) -> Projection:
-    name = f"{prefix}{experts.router}"
-    bias = reader.tensor(f"{name}.bias") if experts.router_bias else None
+def _with_shared(block: Experts, reader: ParameterReader, prefix: str) -> Projection:
+    experts, shared = _experts(block, reader, prefix), block.shared
+    if shared is None:
+        return experts
+    gate = None if shared.gate is None else reader.tensor(f"{prefix}{shared.gate}.weight")
+    return WithSharedExpert(experts, _dense(Dense(shared.inner), reader, f"{prefix}{shared.name}.", no_norm()), gate)
+
+
+def _router(experts: Experts, reader: ParameterReader, prefix: str) -> Router | CorrectedRouter:
+    name, corrected = f"{prefix}{experts.router}", experts.corrected
+    if corrected is not None:
+        bias, weight = reader.exact(prefix + corrected.bias).flatten(), reader.exact(f"{name}.weight")
+        correction = Correction(corrected.sigmoid, corrected.groups, corrected.groups_per_token, corrected.scale)
+        return CorrectedRouter(weight, bias, experts.per_token, experts.normalised, correction)
+    bias_or_none = reader.tensor(f"{name}.bias") if experts.router_bias else None
     arrived = torch.zeros(1, dtype=torch.int32, device=reader.device)
-    router = Router(reader.tensor(f"{name}.weight"), bias, experts.per_token, experts.normalised, arrived)
+    return Router(reader.tensor(f"{name}.weight"), bias_or_none, experts.per_token, experts.normalised, arrived)
+
+
+def _experts(experts: Experts, reader: ParameterReader, prefix: str) -> StackedExperts | SeparateExperts:
+    router = _router(experts, reader, prefix)
     names, numbers = experts.tensors, range(experts.count)
     is_fast = reader.device.type != "cpu" and reader.dtype == torch.bfloat16
     if isinstance(names, StackedTensors):

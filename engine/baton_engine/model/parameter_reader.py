@@ -45,6 +45,10 @@ class ParameterReader:
             part.copy_(self.source.read(name))
         return stacked
 
+    def exact(self, name: str) -> Tensor:
+        """The parameter in float32, whatever the model's dtype."""
+        return self.source.read(name).to(device=self.device, dtype=torch.float32, copy=True)
+
     def norm_weight(self, name: str) -> Tensor:
         """The factors of a norm. If the checkpoint stores them less 1, they are float32: 16 bits would lose digits."""
         if not self.norms_from_one:

@@ -18,7 +18,17 @@ from baton_wire.models.errors import ModelError
 
 CPU = torch.device("cpu")
 TOKENS = [3 + number * 7 % 190 for number in range(30)]
-FAMILIES = ("llama-yarn-rope", "qwen3-moe", "mixtral", "gemma3", "phi3-longrope", "glm4", "gpt-oss", "olmo3")
+FAMILIES = (
+    "llama-yarn-rope",
+    "qwen3-moe",
+    "mixtral",
+    "gemma3",
+    "phi3-longrope",
+    "glm4",
+    "gpt-oss",
+    "olmo3",
+    "qwen2-moe",
+)
 Config = dict[str, Any]
 
 

@@ -107,6 +107,33 @@ class StackedTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """One gated block with silu that every token takes, next to the experts that are chosen."""
+
+    inner: int
+    name: str
+    """Name after the layer's prefix."""
+    gate: str | None = None
+    """Linear layer of one feature, after the layer's prefix: the block is multiplied with its sigmoid."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedChoice:
+    """Experts are chosen by score plus a bias; their shares come from the scores alone."""
+
+    bias: str
+    """Tensor with a number for each expert, after the layer's prefix."""
+    sigmoid: bool
+    """True: a score is the sigmoid of its logit; False: scores are a softmax of all logits."""
+    groups: int = 1
+    """Groups of equally many experts; a group is as good as its two best experts."""
+    groups_per_token: int = 1
+    """Groups that a token may take experts of."""
+    scale: float = 1.0
+    """Factor of all shares."""
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """Feed-forward blocks of which each token takes some."""
 
@@ -120,6 +147,9 @@ class Experts:
     tensors: ExpertTensors | StackedTensors
     gate: Gate = SiluGate()
     router_bias: bool = False
+    corrected: CorrectedChoice | None = None
+    """None: the greatest logits are chosen, and shares are a softmax."""
+    shared: SharedExpert | None = None
 
 
 FeedForward = Dense | Experts

@@ -67,10 +67,7 @@ def expected_tensors(config: DecoderSpec) -> dict[str, TensorForm]:
         for norm in norm_names(layer):
             forms[f"{prefix}{norm}.weight"] = _plain(config.hidden_size)
         if isinstance(layer.feed_forward, Experts):
-            experts = layer.feed_forward
-            forms[f"{prefix}{experts.router}.weight"] = _plain(experts.count, config.hidden_size)
-            if experts.router_bias:
-                forms[f"{prefix}{experts.router}.bias"] = _plain(experts.count)
+            forms |= _routing(prefix, layer.feed_forward, config.hidden_size)
         for projection in projections(layer, config.hidden_size):
             forms |= _linear(config, prefix, projection)
         for stack in stacks(layer, config.hidden_size):
@@ -84,6 +81,18 @@ def expected_tensors(config: DecoderSpec) -> dict[str, TensorForm]:
         forms |= _linear(config, "", LinearShape(HEAD_LAYER, config.vocab_size, config.hidden_size, False))
     if config.labels:
         forms[LABELS] = _plain(config.labels, config.hidden_size)
+    return forms
+
+
+def _routing(prefix: str, experts: Experts, hidden: int) -> dict[str, TensorForm]:
+    """The tensors that choose and weigh experts."""
+    forms = {f"{prefix}{experts.router}.weight": _plain(experts.count, hidden)}
+    if experts.router_bias:
+        forms[f"{prefix}{experts.router}.bias"] = _plain(experts.count)
+    if experts.corrected is not None:
+        forms[prefix + experts.corrected.bias] = TensorForm(((experts.count,), (1, experts.count)), UNQUANTISED)
+    if experts.shared is not None and experts.shared.gate is not None:
+        forms[f"{prefix}{experts.shared.gate}.weight"] = _plain(1, hidden)
     return forms
 
 
@@ -109,7 +118,12 @@ def projections(layer: LayerSpec, hidden: int) -> Iterator[LinearShape]:
         for name in block.gate_up:
             yield LinearShape(f"mlp.{name}", 2 * block.inner // len(block.gate_up), hidden, block.bias)
         yield LinearShape("mlp.down_proj", hidden, block.inner, block.bias)
-    elif not isinstance(block.tensors, StackedTensors):
+        return
+    if (shared := block.shared) is not None:
+        for name in ("gate_proj", "up_proj"):
+            yield LinearShape(f"{shared.name}.{name}", shared.inner, hidden, False)
+        yield LinearShape(f"{shared.name}.down_proj", hidden, shared.inner, False)
+    if not isinstance(block.tensors, StackedTensors):
         for number in range(block.count):
             for name in block.tensors.gate_up(number):
                 yield LinearShape(name, block.inner, hidden, False, is_expert=True)

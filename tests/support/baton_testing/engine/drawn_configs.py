@@ -150,6 +150,17 @@ def qwen3_moe(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
+def qwen2_moe(draw: st.DrawFn) -> dict[str, Any]:
+    fields = draw(qwen3_moe())
+    del fields["head_dim"], fields["attention_bias"]
+    return fields | {
+        "shared_expert_intermediate_size": draw(st.sampled_from([8, 40])),
+        "qkv_bias": draw(st.booleans()),
+        "rope_parameters": draw(ropes()),
+    }
+
+
+@st.composite
 def granite(draw: st.DrawFn) -> dict[str, Any]:
     factors = {
         "embedding_multiplier": draw(st.sampled_from([0.5, 1, 12.0])),
@@ -188,6 +199,7 @@ CASES = {
     "gpt-oss": gpt_oss(),
     "mixtral": mixtral(),
     "qwen3-moe": qwen3_moe(),
+    "qwen2-moe": qwen2_moe(),
     "granite": granite(),
     "seed-oss": seed_oss(),
     "olmo2": olmo2(),

@@ -103,6 +103,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN_ROPE, "truncate": False},
         "swiglu_limit": 7.0,  # older transformers know no other
     },
+    "qwen2-moe": {
+        "model_type": "qwen2_moe",
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [1],
+    },
     "granite": {
         "model_type": "granite",
         "head_dim": 12,

@@ -5,7 +5,20 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from baton_wire.models.families import gemma, glm, gpt_oss, granite, llama, mistral, mixtral, olmo, phi, qwen, seed_oss
+from baton_wire.models.families import (
+    gemma,
+    glm,
+    gpt_oss,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo,
+    phi,
+    qwen,
+    qwen2_moe,
+    seed_oss,
+)
 from baton_wire.models.families.family import Family
 
 FAMILIES: Final = MappingProxyType[str, Family](
@@ -16,6 +29,7 @@ FAMILIES: Final = MappingProxyType[str, Family](
         "qwen2": qwen.QWEN2,
         "qwen3": qwen.QWEN3,
         "mixtral": mixtral.MIXTRAL,
+        "qwen2_moe": qwen2_moe.QWEN2_MOE,
         "qwen3_moe": qwen.QWEN3_MOE,
         "gemma3_text": gemma.GEMMA3,
         "phi3": phi.PHI3,
