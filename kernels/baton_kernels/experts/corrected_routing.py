@@ -34,7 +34,7 @@ def _within_groups(scores: Tensor, correction: Correction) -> Tensor:
     """The scores, -inf outside a token's best groups. A group is as good as its two best experts together."""
     if correction.groups == 1:
         return scores
-    grouped = scores.unflatten(-1, (correction.groups, -1))
+    grouped = scores.view(-1, correction.groups, scores.shape[1] // correction.groups)
     best = grouped.topk(2, dim=-1).values.sum(-1).sort(dim=-1, descending=True, stable=True).indices
     is_taken = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best[:, : correction.groups_per_token], True)
     return grouped.masked_fill(~is_taken[..., None], -torch.inf).flatten(1)

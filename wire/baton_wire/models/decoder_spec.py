@@ -199,6 +199,8 @@ class DecoderSpec:
     """c of c · tanh(logits / c)."""
     formats: WeightFormats = field(default_factory=WeightFormats)
     """How the weights of linear layers are stored."""
+    further_layers: int = 0
+    """Layers in the file after the last one, which predict further tokens. They are not served."""
     wrapper: str | None = None
     """`model_type` of the model for images and text that it was taken out of."""
     generates: bool = True

@@ -150,8 +150,11 @@ def linear_sizes(config: DecoderSpec) -> dict[str, tuple[int, int]]:
 
 def is_harmless_extra(name: str, config: DecoderSpec) -> bool:
     """Tensors that exporters leave in a file to no effect: RoPE buffers (recomputed), a head that is tied anyway,
-    scales of a float8 KV cache (ours come from the weights)."""
+    scales of a float8 KV cache (ours come from the weights). So are layers that predict further tokens."""
     if config.formats.has_kv_scales and name.endswith(KV_SCALES):
+        return True
+    further = range(config.num_layers, config.num_layers + config.further_layers)
+    if name.startswith(tuple(layer_prefix(number) for number in further)):
         return True
     return bool(_ROTARY_BUFFER.fullmatch(name)) or (config.tied_head and name == HEAD)
 

@@ -16,6 +16,7 @@ from baton_wire.models.families.model_types import FAMILIES
 from baton_wire.models.formats.quantization import read_weight_formats
 from baton_wire.models.heads import read_head
 from baton_wire.models.kv_groups import kv_groups
+from baton_wire.models.reading import MAX_LAYERS
 from baton_wire.models.wrappers import WRAPPERS, language_model
 
 MAX_EOS_IDS: Final = 128
@@ -55,6 +56,7 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Deco
         logit_divisor=fields.number("logits_scaling", 1.0) if family.multiplies else 1.0,
         logit_cap=fields.number("final_logit_softcapping") if cap else None,
         formats=read_weight_formats(whole if whole.has("quantization_config") else fields),
+        further_layers=0 if family.further_layers is None else fields.integer(family.further_layers, 1, 0, MAX_LAYERS),
         wrapper=None if fields is whole else whole.text("model_type"),
         generates=head.generates,
         labels=head.labels,

@@ -140,7 +140,7 @@ class JointlyNormed:
 
     def __call__(self, x: Tensor) -> Tensor:
         qkv, keys = self.projection(x), self.k_norm.weight.shape[0]
-        *queries, k, v = qkv.split([*self._query_widths(), keys, keys], -1)
+        *queries, k, v = torch.split(qkv, [*self._query_widths(), keys, keys], -1)
         normed = [self.q_norm(q.contiguous()) for q in queries if self.q_norm is not None]
         return torch.cat((*normed, self.k_norm(k.contiguous()), v), -1)
 

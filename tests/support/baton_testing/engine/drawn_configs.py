@@ -161,6 +161,36 @@ def qwen2_moe(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
+def glm4_moe(draw: st.DrawFn) -> dict[str, Any]:
+    groups = draw(st.sampled_from([1, 2, 3]))
+    taken, each = draw(st.integers(1, groups)), draw(st.sampled_from([2, 3]))
+    return draw(glm4()) | {
+        "use_qk_norm": draw(st.booleans()),
+        "n_routed_experts": groups * each,
+        "n_group": groups,
+        "topk_group": taken,
+        "num_experts_per_tok": draw(st.integers(1, taken * each)),
+        "n_shared_experts": draw(st.sampled_from([1, 2])),
+        "moe_intermediate_size": draw(st.sampled_from([16, 40])),
+        "norm_topk_prob": draw(st.booleans()),
+        "routed_scaling_factor": draw(st.sampled_from([1.0, 2.5])),
+        "first_k_dense_replace": draw(st.integers(0, 3)),
+    }
+
+
+@st.composite
+def minimax_m2(draw: st.DrawFn) -> dict[str, Any]:
+    experts = draw(st.integers(1, 5))
+    share = draw(st.sampled_from([0.25, 0.5, 1.0]))
+    return draw(heads()) | {
+        "head_dim": draw(st.sampled_from([16, 32])),
+        "num_local_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, experts)),
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": share},
+    }
+
+
+@st.composite
 def granite(draw: st.DrawFn) -> dict[str, Any]:
     factors = {
         "embedding_multiplier": draw(st.sampled_from([0.5, 1, 12.0])),
@@ -200,6 +230,8 @@ CASES = {
     "mixtral": mixtral(),
     "qwen3-moe": qwen3_moe(),
     "qwen2-moe": qwen2_moe(),
+    "glm4-moe": glm4_moe(),
+    "minimax-m2": minimax_m2(),
     "granite": granite(),
     "seed-oss": seed_oss(),
     "olmo2": olmo2(),
