@@ -159,7 +159,7 @@ def test_the_smallest_manifest_gets_every_default(api: ApiServer) -> None:
     }
     assert (spec["prefill"]["replicas"], spec["gateway"]["limits"]) == (
         {"min": 1, "max": 1},
-        {"maxRequestDuration": "10m"},
+        {"maxRequestDuration": "10m", "oversizedMaxTokens": "Refuse"},
     )
     assert parse_live(reply.body)[0].spec == parse_object(manifest()).spec
 

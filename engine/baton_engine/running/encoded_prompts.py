@@ -54,6 +54,8 @@ class HiddenStateEncoder:
     def run(self, plan: StepPlan) -> tuple[EncodedRow, ...]:
         """Compute the plan's encoded chunks. Results come of those that end their prompts."""
         places = [place for place, chunk in enumerate(plan.prefill) if chunk.encoding is not None]
+        if not places:
+            return ()
         if self._model.embedding.is_cuda:
             return self._pass(plan, places)
         return tuple(row for place in places for row in self._pass(plan, [place]))

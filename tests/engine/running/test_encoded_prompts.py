@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from baton_engine.running.encoded_prompts import HiddenStateEncoder
 from baton_engine.scheduling.events import Drawn, PromptEncoded, SequenceSpec
+from baton_engine.scheduling.step_plan import PrefillChunk, StepPlan
 from baton_testing.engine.encoder_engine import (
     EMBEDDING,
     EncoderEngine,
@@ -35,6 +38,15 @@ def draw_prompts(seed: int, lengths: tuple[int, ...] = LENGTHS, vocab: int = 199
 def answer_spec(number: int, tokens: list[int]) -> SequenceSpec:
     sampling = SamplingParams(max_tokens=6, temperature=0.0)
     return SequenceSpec(key_of(number), tuple(tokens), len(tokens), (0,), sampling, "", 1e9)
+
+
+@pytest.mark.parametrize("is_cuda", [False, True])
+def test_a_step_without_encoded_prompts_passes_nothing_through_the_model(is_cuda: bool) -> None:
+    model = cast(Any, SimpleNamespace(embedding=SimpleNamespace(is_cuda=is_cuda)))
+    encoder = HiddenStateEncoder(model, cast(Any, None), cast(Any, None), PoolingSpec(Pooling.LAST))
+    chunk = PrefillChunk(0, 0, (5, 6), (0,))
+    assert encoder.run(StepPlan(0, decode=(1,))) == ()
+    assert encoder.run(StepPlan(0, prefill=(chunk,), decode=(1,))) == ()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
