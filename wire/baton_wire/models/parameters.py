@@ -18,8 +18,8 @@ UNQUANTISED: Final = ("F32", "BF16", "F16", "F64")
 """Dtypes of tensors that are cast to the model's."""
 
 EMBEDDING: Final = "model.embed_tokens.weight"
-FINAL_NORM_LAYER: Final = "model.norm"
-FINAL_NORM: Final = f"{FINAL_NORM_LAYER}.weight"
+FINAL_NORM: Final = "model.norm.weight"
+FINAL_NORM_LAYER: Final = FINAL_NORM.removesuffix(".weight")
 HEAD_LAYER: Final = "lm_head"
 HEAD: Final = f"{HEAD_LAYER}.weight"
 LABELS: Final = "score.weight"
