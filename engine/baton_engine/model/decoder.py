@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton_engine.model.layers.attention import StepRows, attend
-from baton_engine.model.layers.linear import Linear, Projection, product
+from baton_engine.model.layers.linear import Projection, product
 from baton_engine.model.layers.norm import RmsNorm
 from baton_engine.model.layers.rope import RopeTables
 from baton_engine.model.offloading import LayerRing
@@ -38,8 +38,8 @@ def _pays(x: Tensor, wanted: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    qkv: Linear  # hidden_size → (q_heads + 2 · kv_heads) · head_dim
-    key_value: Linear | None
+    qkv: Projection  # hidden_size → (q_heads + 2 · kv_heads) · head_dim
+    key_value: Projection | None
     """K and V alone, for rows that need no more: of the last layer, on a GPU or where products are compiled."""
     head_norms: HeadNorms | None
     output: Projection  # q_heads · head_dim → hidden_size
@@ -68,8 +68,7 @@ class Decoder:
     embedding_scale: float
     first_norm: RmsNorm
     layers: tuple[DecoderLayer, ...]
-    head: Linear  # hidden_size → vocab_size
-    logit_cap: float | None
+    head: Projection  # hidden_size → vocab_size
     ropes: tuple[RopeTables, ...]
     num_q_heads: int
     kv_scales: Tensor
@@ -150,7 +149,4 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size] → float32 logits [N, vocab_size]."""
-        logits = self.head(hidden).float()
-        if self.logit_cap is None:
-            return logits
-        return logits.div_(self.logit_cap).tanh_().mul_(self.logit_cap)
+        return self.head(hidden).float()

@@ -103,6 +103,8 @@ def _unquantised_modules(config: DecoderSpec) -> list[str]:
     for number, layer in enumerate(config.layers):
         if isinstance(experts := layer.feed_forward, Experts):
             modules.append(layer_prefix(number) + experts.router)
+            if experts.shared is not None and experts.shared.gate is not None:
+                modules.append(layer_prefix(number) + experts.shared.gate)
             if isinstance(experts.tensors, StackedTensors):
                 modules.append(layer_prefix(number) + experts.tensors.gate_up.rpartition(".")[0])
     return modules

@@ -17,8 +17,9 @@ from torch import Tensor
 from baton_engine.grammars.token_masks import TokenMasks
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.layers.attention import LastRows, StepRows
-from baton_engine.model.layers.experts import StackedExperts
+from baton_engine.model.layers.experts import StackedExperts, WithSharedExpert
 from baton_engine.model.layers.linear import Projection
+from baton_engine.model.layers.norm import NormedProjection, ScaledProjection
 from baton_engine.running.sampler import Sampler
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
@@ -81,11 +82,14 @@ def _run_penalties(vocab_size: int, device: torch.device) -> None:
 
 def run_experts(block: Projection, most_tokens: int) -> None:
     """Launch all kernels that a mixture may use for up to `most_tokens` tokens."""
-    if not isinstance(block, StackedExperts):
+    while isinstance(block, NormedProjection | ScaledProjection):
+        block = block.projection
+    stacked = block.experts if isinstance(block, WithSharedExpert) else block
+    if not isinstance(stacked, StackedExperts):
         return
-    router = block.router
+    router = stacked.router  # whose weight may be float32: experts in stacks are always multiplied in bfloat16
     for tokens in launched_tokens(router.weight.shape[0], router.per_token, most_tokens):
-        block(torch.zeros(tokens, router.weight.shape[1], dtype=router.weight.dtype, device=router.weight.device))
+        stacked(torch.zeros(tokens, router.weight.shape[1], dtype=torch.bfloat16, device=router.weight.device))
 
 
 def _run_draws(model: Decoder, vocab_size: int, device: torch.device, draws: Sequence[SamplingParams]) -> None:

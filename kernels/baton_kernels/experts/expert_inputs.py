@@ -30,6 +30,20 @@ class Routing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Correction:
+    """How a router with a bias that corrects its choice scores experts."""
+
+    sigmoid: bool
+    """True: a score is the sigmoid of its logit; False: scores are a softmax of all logits."""
+    groups: int
+    """Groups of equally many experts, at least two in each; 1: there are none."""
+    groups_per_token: int
+    """Groups that a token may take experts of."""
+    scale: float
+    """Factor of all shares."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlainStacks:
     """Weights of 16 bits, gated with SwiGLU. Rows of H and F have whole 16 bytes."""
 

@@ -18,7 +18,17 @@ from baton_wire.models.errors import ModelError
 
 CPU = torch.device("cpu")
 TOKENS = [3 + number * 7 % 190 for number in range(30)]
-FAMILIES = ("llama-yarn-rope", "qwen3-moe", "mixtral", "gemma3", "phi3-longrope", "glm4", "gpt-oss")
+FAMILIES = (
+    "llama-yarn-rope",
+    "qwen3-moe",
+    "mixtral",
+    "gemma3",
+    "phi3-longrope",
+    "glm4",
+    "gpt-oss",
+    "olmo3",
+    "qwen2-moe",
+)
 Config = dict[str, Any]
 
 
@@ -26,6 +36,12 @@ def older(config: Config) -> Config:
     """The layout that published files have: `rope_scaling` next to `rope_theta`."""
     rest = {name: value for name, value in config.items() if name != "rope_parameters"}
     rope = dict(config["rope_parameters"])
+    if config["model_type"] == "olmo3":
+        rest["rope_theta"] = 500_000.0  # with any other base transformers rotates the local layers by the default
+        return {
+            **rest,
+            "rope_scaling": {name: value for name, value in rope["full_attention"].items() if name != "rope_theta"},
+        }
     if "full_attention" in rope:
         local, rope = rope["sliding_attention"], dict(rope["full_attention"])
         rest["rope_local_base_freq"] = local["rope_theta"]

@@ -19,7 +19,19 @@ from baton_wire.models.errors import ModelError
 
 CPU = torch.device("cpu")
 TOKENS = [3 + number * 7 % 190 for number in range(30)]
-FAMILIES = ("gemma3", "phi3", "phi3-longrope", "glm4", "glm", "gpt-oss", "qwen3-moe", "mixtral")
+FAMILIES = (
+    "gemma3",
+    "phi3",
+    "phi3-longrope",
+    "glm4",
+    "glm",
+    "gpt-oss",
+    "qwen3-moe",
+    "mixtral",
+    "olmo2",
+    "olmo3",
+    "qwen2-moe",
+)
 EACH = 24
 """Mutations of a family: half of config.json, half of the tensors."""
 STRANGE: list[object] = [

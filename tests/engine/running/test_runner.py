@@ -31,6 +31,16 @@ def test_greedy_generation_is_that_of_transformers(family: str, tiny: Callable[[
     assert_greedy(model, model.tokens, RunnerSteps(model.loaded).generate(model.tokens, 60))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_drawn_from_the_logits_of_transformers(family: str, tiny: Callable[[str], Any]) -> None:
+    """Caps and divisors of logits do not change the likeliest token, but everything else that is drawn or reported."""
+    model = tiny(family)
+    steps = RunnerSteps(model.loaded)
+    hot = replace(GREEDY, temperature=1.5, seed=7)
+    steps.execute([opened(0, hot, prompt=model.tokens)], [chunk(0, model.tokens, sample=[0])])
+    torch.testing.assert_close(steps.seen[-1][1], model.logits[-1:], rtol=0, atol=model.tolerance)
+
+
 def test_choices_of_one_prompt_share_its_logits_and_then_go_their_own_way(tiny: Callable[[str], Any]) -> None:
     model = tiny("llama-gqa")
     steps = RunnerSteps(model.loaded, slots=4)

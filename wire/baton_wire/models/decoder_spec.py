@@ -33,7 +33,9 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
-    """RMSNorm of every query and key head before the rotation."""
+    """RMSNorm of queries and keys before the rotation."""
+    joins_heads: bool = False
+    """True: one such norm over all query heads together and one over all key heads; False: of each head alone."""
     sinks: bool = False
     """One learnt logit for each query head, which takes part in the softmax without a key."""
 
@@ -105,6 +107,33 @@ class StackedTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """One gated block with silu that every token takes, next to the experts that are chosen."""
+
+    inner: int
+    name: str
+    """Name after the layer's prefix."""
+    gate: str | None = None
+    """Linear layer of one feature, after the layer's prefix: the block is multiplied with its sigmoid."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedChoice:
+    """Experts are chosen by score plus a bias; their shares come from the scores alone."""
+
+    bias: str
+    """Tensor with a number for each expert, after the layer's prefix."""
+    sigmoid: bool
+    """True: a score is the sigmoid of its logit; False: scores are a softmax of all logits."""
+    groups: int = 1
+    """Groups of equally many experts; a group is as good as its two best experts."""
+    groups_per_token: int = 1
+    """Groups that a token may take experts of."""
+    scale: float = 1.0
+    """Factor of all shares."""
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """Feed-forward blocks of which each token takes some."""
 
@@ -118,6 +147,9 @@ class Experts:
     tensors: ExpertTensors | StackedTensors
     gate: Gate = SiluGate()
     router_bias: bool = False
+    corrected: CorrectedChoice | None = None
+    """None: the greatest logits are chosen, and shares are a softmax."""
+    shared: SharedExpert | None = None
 
 
 FeedForward = Dense | Experts
@@ -127,10 +159,10 @@ FeedForward = Dense | Experts
 class LayerNorms:
     """Names of a layer's norms after its prefix. None: there is no such norm."""
 
-    before_mixer: str = "input_layernorm"
+    before_mixer: str | None = "input_layernorm"
     after_mixer: str | None = None
     """Norm of what the mixer adds to the residual stream."""
-    before_feed_forward: str = "post_attention_layernorm"
+    before_feed_forward: str | None = "post_attention_layernorm"
     after_feed_forward: str | None = None
 
 
@@ -139,6 +171,8 @@ class LayerSpec:
     mixer: Attention
     feed_forward: FeedForward
     norms: LayerNorms = LayerNorms()
+    residual_scale: float = 1.0
+    """Factor of what the mixer and the feed-forward block add to the residual stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +193,14 @@ class DecoderSpec:
     dtype: str | None
     """The checkpoint's own dtype; None when the config does not say."""
     embedding_scale: float = 1.0
+    logit_divisor: float = 1.0
+    """Logits are divided by it before they are capped."""
     logit_cap: float | None = None
     """c of c · tanh(logits / c)."""
     formats: WeightFormats = field(default_factory=WeightFormats)
     """How the weights of linear layers are stored."""
+    further_layers: int = 0
+    """Layers in the file after the last one, which predict further tokens. They are not served."""
     wrapper: str | None = None
     """`model_type` of the model for images and text that it was taken out of."""
     generates: bool = True

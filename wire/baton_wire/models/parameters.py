@@ -19,6 +19,7 @@ UNQUANTISED: Final = ("F32", "BF16", "F16", "F64")
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 FINAL_NORM: Final = "model.norm.weight"
+FINAL_NORM_LAYER: Final = FINAL_NORM.removesuffix(".weight")
 HEAD_LAYER: Final = "lm_head"
 HEAD: Final = f"{HEAD_LAYER}.weight"
 LABELS: Final = "score.weight"
@@ -66,16 +67,13 @@ def expected_tensors(config: DecoderSpec) -> dict[str, TensorForm]:
         for norm in norm_names(layer):
             forms[f"{prefix}{norm}.weight"] = _plain(config.hidden_size)
         if isinstance(layer.feed_forward, Experts):
-            experts = layer.feed_forward
-            forms[f"{prefix}{experts.router}.weight"] = _plain(experts.count, config.hidden_size)
-            if experts.router_bias:
-                forms[f"{prefix}{experts.router}.bias"] = _plain(experts.count)
+            forms |= _routing(prefix, layer.feed_forward, config.hidden_size)
         for projection in projections(layer, config.hidden_size):
             forms |= _linear(config, prefix, projection)
         for stack in stacks(layer, config.hidden_size):
             forms |= _stack(config, prefix, stack)
         if layer.mixer.qk_norm:
-            forms |= {f"{prefix}self_attn.{name}_norm.weight": _plain(layer.mixer.head_dim) for name in ("q", "k")}
+            forms |= _qk_norms(f"{prefix}self_attn.", layer.mixer)
         if layer.mixer.sinks:
             forms[prefix + SINKS] = _plain(layer.mixer.q_heads)
     forms[FINAL_NORM] = _plain(config.hidden_size)
@@ -84,6 +82,23 @@ def expected_tensors(config: DecoderSpec) -> dict[str, TensorForm]:
     if config.labels:
         forms[LABELS] = _plain(config.labels, config.hidden_size)
     return forms
+
+
+def _routing(prefix: str, experts: Experts, hidden: int) -> dict[str, TensorForm]:
+    """The tensors that choose and weigh experts."""
+    forms = {f"{prefix}{experts.router}.weight": _plain(experts.count, hidden)}
+    if experts.router_bias:
+        forms[f"{prefix}{experts.router}.bias"] = _plain(experts.count)
+    if experts.corrected is not None:
+        forms[prefix + experts.corrected.bias] = TensorForm(((experts.count,), (1, experts.count)), UNQUANTISED)
+    if experts.shared is not None and experts.shared.gate is not None:
+        forms[f"{prefix}{experts.shared.gate}.weight"] = _plain(1, hidden)
+    return forms
+
+
+def _qk_norms(prefix: str, mixer: Attention) -> dict[str, TensorForm]:
+    widths = (mixer.q_width, mixer.kv_width) if mixer.joins_heads else (mixer.head_dim,) * 2
+    return {f"{prefix}{name}_norm.weight": _plain(width) for name, width in zip("qk", widths, strict=True)}
 
 
 def norm_names(layer: LayerSpec) -> list[str]:
@@ -103,7 +118,12 @@ def projections(layer: LayerSpec, hidden: int) -> Iterator[LinearShape]:
         for name in block.gate_up:
             yield LinearShape(f"mlp.{name}", 2 * block.inner // len(block.gate_up), hidden, block.bias)
         yield LinearShape("mlp.down_proj", hidden, block.inner, block.bias)
-    elif not isinstance(block.tensors, StackedTensors):
+        return
+    if (shared := block.shared) is not None:
+        for name in ("gate_proj", "up_proj"):
+            yield LinearShape(f"{shared.name}.{name}", shared.inner, hidden, False)
+        yield LinearShape(f"{shared.name}.down_proj", hidden, shared.inner, False)
+    if not isinstance(block.tensors, StackedTensors):
         for number in range(block.count):
             for name in block.tensors.gate_up(number):
                 yield LinearShape(name, block.inner, hidden, False, is_expert=True)
@@ -130,8 +150,11 @@ def linear_sizes(config: DecoderSpec) -> dict[str, tuple[int, int]]:
 
 def is_harmless_extra(name: str, config: DecoderSpec) -> bool:
     """Tensors that exporters leave in a file to no effect: RoPE buffers (recomputed), a head that is tied anyway,
-    scales of a float8 KV cache (ours come from the weights)."""
+    scales of a float8 KV cache (ours come from the weights). So are layers that predict further tokens."""
     if config.formats.has_kv_scales and name.endswith(KV_SCALES):
+        return True
+    further = range(config.num_layers, config.num_layers + config.further_layers)
+    if name.startswith(tuple(layer_prefix(number) for number in further)):
         return True
     return bool(_ROTARY_BUFFER.fullmatch(name)) or (config.tied_head and name == HEAD)
 

@@ -16,6 +16,7 @@ from baton_wire.models.families.model_types import FAMILIES
 from baton_wire.models.formats.quantization import read_weight_formats
 from baton_wire.models.heads import read_head
 from baton_wire.models.kv_groups import kv_groups
+from baton_wire.models.reading import MAX_LAYERS
 from baton_wire.models.wrappers import WRAPPERS, language_model
 
 MAX_EOS_IDS: Final = 128
@@ -51,9 +52,11 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Deco
         eos_token_ids=_read_eos(vocab_size, ConfigFields(generation or {}, "generation_config."), whole, fields)
         or default_eos,
         dtype=_read_dtype(whole) or _read_dtype(fields),
-        embedding_scale=hidden_size**0.5 if family.scales_embedding else 1.0,
+        embedding_scale=_read_embedding_scale(fields, family, hidden_size),
+        logit_divisor=fields.number("logits_scaling", 1.0) if family.multiplies else 1.0,
         logit_cap=fields.number("final_logit_softcapping") if cap else None,
         formats=read_weight_formats(whole if whole.has("quantization_config") else fields),
+        further_layers=0 if family.further_layers is None else fields.integer(family.further_layers, 1, 0, MAX_LAYERS),
         wrapper=None if fields is whole else whole.text("model_type"),
         generates=head.generates,
         labels=head.labels,
@@ -73,6 +76,12 @@ def _read_family(whole: ConfigFields, fields: ConfigFields) -> Family:
     activation, value = family.activation
     fields.only(activation, value, value)
     return family
+
+
+def _read_embedding_scale(fields: ConfigFields, family: Family, hidden_size: int) -> float:
+    if family.multiplies:
+        return fields.number("embedding_multiplier", 1.0)
+    return hidden_size**0.5 if family.scales_embedding else 1.0
 
 
 def _read_positions(fields: ConfigFields, family: Family) -> int:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from baton_engine.model.layers.linear import Linear
-from baton_kernels.experts.expert_inputs import Routing, Stacks
+from baton_engine.model.layers.linear import Linear, Projection
+from baton_kernels.experts.corrected_routing import route_corrected
+from baton_kernels.experts.expert_inputs import Correction, Routing, Stacks
 from baton_kernels.experts.experts import experts, route
 
 
@@ -28,10 +30,24 @@ class Router:
 
 
 @dataclass(frozen=True, slots=True)
+class CorrectedRouter:
+    """A layer's choice of experts by scores with a bias, on every device by torch."""
+
+    weight: Tensor  # [experts, hidden_size] float32
+    bias: Tensor  # [experts] float32
+    per_token: int
+    normalised: bool
+    correction: Correction
+
+    def __call__(self, x: Tensor) -> Routing:
+        return route_corrected(x, self.weight, self.bias, self.per_token, self.normalised, self.correction)
+
+
+@dataclass(frozen=True, slots=True)
 class StackedExperts:
     """All experts' weights as one stack of each projection, on a GPU."""
 
-    router: Router
+    router: Router | CorrectedRouter
     stacks: Stacks
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -45,7 +61,7 @@ class StackedExperts:
 class SeparateExperts:
     """Each expert's weights as the device multiplies them fastest; the host loops over the experts that tokens take."""
 
-    router: Router
+    router: Router | CorrectedRouter
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
 
@@ -61,3 +77,25 @@ class SeparateExperts:
             tokens, place = (chosen == expert).nonzero(as_tuple=True)
             y = self.down[expert](self.gate_up[expert].gated(x.index_select(0, tokens)))
             total.index_add_(0, tokens, y * shares[tokens, place][:, None].to(y.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class WithSharedExpert:
+    """Chosen experts and a block that every token takes, added up."""
+
+    experts: StackedExperts | SeparateExperts
+    shared: Projection
+    gate: Tensor | None  # [1, hidden_size]
+    """The shared block is multiplied with the sigmoid of its product."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.experts(x).add_(self._shared(x))
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        shared = self._shared(x)
+        self.experts.add_to(total, x)
+        total.add_(shared)
+
+    def _shared(self, x: Tensor) -> Tensor:
+        y = self.shared(x)
+        return y if self.gate is None else y * torch.sigmoid(functional.linear(x, self.gate))

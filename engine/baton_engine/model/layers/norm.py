@@ -105,7 +105,7 @@ class NormedProjection:
 
 
 class DeferredRmsNorm:
-    """Rows unchanged: the linear layer that reads them norms them."""
+    """Rows unchanged: the linear layer that reads them norms them, or they are read without a norm."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
@@ -113,6 +113,42 @@ class DeferredRmsNorm:
     def after(self, projection: Projection, x: Tensor | RoundedRows, residual: Tensor) -> tuple[Tensor, Tensor]:
         projection.add_to(residual, plain(x))
         return residual, residual
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledProjection:
+    """factor · projection(x): a projection of which a fraction is added to the residual stream."""
+
+    projection: Projection
+    factor: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.projection(x) * self.factor
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self.projection(x), alpha=self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class JointlyNormed:
+    """Queries, keys and values of a layer: all query heads are normed together, and so are all key heads."""
+
+    projection: Projection
+    q_norm: WeightedRmsNorm | None
+    """None: the projection has no queries."""
+    k_norm: WeightedRmsNorm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        qkv, keys = self.projection(x), self.k_norm.weight.shape[0]
+        *queries, k, v = torch.split(qkv, [*self._query_widths(), keys, keys], -1)
+        normed = [self.q_norm(q.contiguous()) for q in queries if self.q_norm is not None]
+        return torch.cat((*normed, self.k_norm(k.contiguous()), v), -1)
+
+    def _query_widths(self) -> list[int]:
+        return [] if self.q_norm is None else [self.q_norm.weight.shape[0]]
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +166,11 @@ class PackedNorm:
         if self.deferred_eps is not None:
             return WeightedRmsNorm(self.scale, self.deferred_eps)
         return self.scale.mul
+
+
+def no_norm() -> PackedNorm:
+    """The place of a norm that a family does not have: rows reach the linear layer unchanged."""
+    return PackedNorm(DeferredRmsNorm(), None)
 
 
 def pack_norm(weight: Tensor, eps: float, dtype: torch.dtype, deferred: bool = False) -> PackedNorm:

@@ -103,6 +103,55 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN_ROPE, "truncate": False},
         "swiglu_limit": 7.0,  # older transformers know no other
     },
+    "qwen2-moe": {
+        "model_type": "qwen2_moe",
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [1],
+    },
+    "glm4-moe": {
+        "model_type": "glm4_moe",
+        "head_dim": 32,
+        "pad_token_id": 0,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 32,
+        "routed_scaling_factor": 1.5,
+    },
+    "minimax-m2": {
+        "model_type": "minimax_m2",
+        "head_dim": 32,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    },
+    "granite": {
+        "model_type": "granite",
+        "head_dim": 12,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+    },
+    "seed-oss": {"model_type": "seed_oss", "head_dim": 32},
+    "olmo2": {"model_type": "olmo2", "head_dim": 32, "pad_token_id": 0},
+    "olmo3": {
+        "model_type": "olmo3",
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "pad_token_id": 0,
+        "rope_parameters": {
+            "full_attention": YARN_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    },
     "qwen3-tied-yarn": {
         "model_type": "qwen3",
         "head_dim": 20,
@@ -132,6 +181,9 @@ def write_random_weights(model: Any, directory: Path) -> None:
             else:
                 columns = parameter.shape[-1 if parameter.dim() < 3 else 1]  # stacks of experts have columns first
                 parameter.normal_(std=columns**-0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(std=0.3)
     progress = transformers.utils.logging
     progress.disable_progress_bar()
     model.save_pretrained(directory)

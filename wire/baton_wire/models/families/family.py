@@ -27,7 +27,11 @@ class Family:
     """By the square root of the hidden size."""
     caps_logits: bool = False
     """True if `final_logit_softcapping` is understood."""
+    multiplies: bool = False
+    """True if `embedding_multiplier` and `logits_scaling` are understood."""
     default_eos: tuple[int, ...] = ()
     """Where no file names one."""
+    further_layers: str | None = None
+    """The field that counts layers after the last one, which predict further tokens. They are not served."""
     shipped_code: tuple[str, ...] = ()
     """Names in the `auto_map` of such checkpoints. Baton computes the same as this code, and never runs it."""

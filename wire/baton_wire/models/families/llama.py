@@ -11,7 +11,8 @@ from baton_wire.models.reading import read_heads, read_layer_count, refuse_windo
 from baton_wire.models.rope_config import read_rope
 
 
-def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
+def read_llama_layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
+    """The layers of a config.json of Llama, and of families that differ from it elsewhere."""
     count, heads = read_layer_count(fields), read_heads(fields, kv_heads_required=False)
     refuse_windows(fields, count)
     bias = fields.flag("attention_bias", False)
@@ -28,4 +29,4 @@ def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
     return (LayerSpec(mixer, block),) * count
 
 
-LLAMA: Final = Family("LlamaForCausalLM", _layers, default_positions=2_048)
+LLAMA: Final = Family("LlamaForCausalLM", read_llama_layers, default_positions=2_048)

@@ -5,7 +5,22 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from baton_wire.models.families import gemma, glm, gpt_oss, llama, mistral, mixtral, phi, qwen
+from baton_wire.models.families import (
+    gemma,
+    glm,
+    glm_moe,
+    gpt_oss,
+    granite,
+    llama,
+    minimax,
+    mistral,
+    mixtral,
+    olmo,
+    phi,
+    qwen,
+    qwen2_moe,
+    seed_oss,
+)
 from baton_wire.models.families.family import Family
 
 FAMILIES: Final = MappingProxyType[str, Family](
@@ -16,11 +31,18 @@ FAMILIES: Final = MappingProxyType[str, Family](
         "qwen2": qwen.QWEN2,
         "qwen3": qwen.QWEN3,
         "mixtral": mixtral.MIXTRAL,
+        "qwen2_moe": qwen2_moe.QWEN2_MOE,
         "qwen3_moe": qwen.QWEN3_MOE,
         "gemma3_text": gemma.GEMMA3,
         "phi3": phi.PHI3,
         "glm": glm.GLM,
         "glm4": glm.GLM4,
+        "glm4_moe": glm_moe.GLM4_MOE,
+        "minimax_m2": minimax.MINIMAX_M2,
         "gpt_oss": gpt_oss.GPT_OSS,
+        "granite": granite.GRANITE,
+        "seed_oss": seed_oss.SEED_OSS,
+        "olmo2": olmo.OLMO2,
+        "olmo3": olmo.OLMO3,
     }
 )

@@ -32,21 +32,23 @@ def _qwen3(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
 
 
 def _qwen3_moe(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
-    layers = read_layer_count(fields)
     fields.only("layer_types", None, "absent for this model_type")
     window = read_window(fields) if fields.flag("use_sliding_window", False) else None
     mixer = replace(_normed(fields, _mixer(fields, positions)), window=window)
     experts, dense = _experts(fields), Dense(fields.integer("intermediate_size"))
+    return read_sparse_layers(fields, LayerSpec(mixer, experts), LayerSpec(mixer, dense))
+
+
+def read_sparse_layers(fields: ConfigFields, sparse: LayerSpec, dense: LayerSpec) -> tuple[LayerSpec, ...]:
+    """The layers of a mixture: every `decoder_sparse_step`th is sparse, unless `mlp_only_layers` names it."""
+    layers = read_layer_count(fields)
     every = fields.integer("decoder_sparse_step", 1, maximum=1_024)
     unsparse = fields.raw("mlp_only_layers")
     if unsparse is None:
         unsparse = []
     if not isinstance(unsparse, list) or not all(isinstance(layer, int) and 0 <= layer < layers for layer in unsparse):
         raise fields.error("mlp_only_layers", f"a list of layers, each from 0 to {layers - 1}")
-    return tuple(
-        LayerSpec(mixer, experts if (layer + 1) % every == 0 and layer not in unsparse else dense)
-        for layer in range(layers)
-    )
+    return tuple(sparse if (layer + 1) % every == 0 and layer not in unsparse else dense for layer in range(layers))
 
 
 def _mixer(fields: ConfigFields, positions: int, default_head_dim: int | None = None) -> Attention:
