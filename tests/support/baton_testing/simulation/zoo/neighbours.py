@@ -35,7 +35,7 @@ class KnowsNoTenants(Admission):
 class PredictsForEverybody(ModelLoads):
     """Every request is refused for requests that wait for another tenant's quota."""
 
-    def overload(self, request: Any, tenant: Any, work: Any, rules: Any, now: float) -> Any:
+    def overload(self, request: Any, tenant: Any, work: Any, rules: Any, now: float, place: Any = None) -> Any:
         line = self._load(request.options.model)
         bound: WaitBound = line.__dict__.setdefault("bound_of_all", WaitBound())
         wait_s = predict_wait_s(line.held, *pool_services(self._table.views(), request.options.model, 5.0))
