@@ -64,6 +64,8 @@ class Exchange:
         """Take the generating request that has begun, and put it into the exchange's trace."""
         self.live = live
         live.trace = self.trace
+        if self.trace is not None and self.trace.is_sampled:
+            live.times.exemplar = self.trace.exemplar
         return live
 
     def name_ignored(self, ignored: Sequence[str]) -> None:

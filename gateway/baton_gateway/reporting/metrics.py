@@ -44,6 +44,8 @@ class RequestTimes:
     first_s: dict[int, float] = field(default_factory=dict)
     last_s: dict[int, float] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
+    exemplar: dict[str, str] | None = None
+    """The labels that lead from a latency to the request's trace; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,10 @@ class Latency:
     minute: RecentSketch = field(default_factory=RecentSketch)
     """In the last minute."""
 
-    def observe(self, seconds: float, now: float) -> None:
-        self.histogram.observe(seconds)
+    def observe(self, seconds: float, now: float, exemplar: dict[str, str] | None = None) -> None:
+        """Add a latency. `exemplar`: labels that lead to one request, for readers that ask for OpenMetrics. The library
+        has none where several processes share files."""
+        self.histogram.observe(seconds, exemplar)
         self.recent.add(seconds)
         self.whole.add(seconds)
         self.minute.add(seconds, now)
@@ -142,7 +146,7 @@ class GatewayMetrics:
             times.tokens[choice] = tokens
             if not times.has_token:
                 times.has_token = True
-                self.ttft.observe(now - times.arrived_s, now)
+                self.ttft.observe(now - times.arrived_s, now, times.exemplar)
         elif tokens:
             times.tokens[choice] += tokens
             gap_s = (now - last_s) / tokens
@@ -165,7 +169,8 @@ class GatewayMetrics:
         for choice, tokens in times.tokens.items():
             self.telemetry.output(now, times.prompt_tokens, tokens)
             if tokens > 1:
-                self.tpot.observe((times.last_s[choice] - times.first_s[choice]) / (tokens - 1), now)
+                gap_s = (times.last_s[choice] - times.first_s[choice]) / (tokens - 1)
+                self.tpot.observe(gap_s, now, times.exemplar)
 
     def _count_cached(self, prompt_tokens: int, cached: int, cacheable: int) -> None:
         cacheable = max(cached, cacheable)  # a prompt that waits while its beginning is computed finds more

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otel")
 
@@ -66,6 +67,35 @@ async def test_a_request_arrives_as_one_trace_in_its_clients(
     assert (root.attributes["baton.outcome"], root.attributes["baton.model"]) == ("finished", "tiny")
     assert root.attributes["baton.completion_tokens"] > 0
     assert [record.trace_id for record in reversed(records)] == [TRACE, TRACE, ""]
+
+
+async def openmetrics(gateway: RunningGateway, http: aiohttp.ClientSession) -> list[str]:
+    """The lines with exemplars of the page that a reader of OpenMetrics gets."""
+    headers = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    async with http.get(gateway.url("/metrics"), headers=headers) as got:
+        assert got.content_type == "application/openmetrics-text"
+        page = await got.text()
+    families = list(text_string_to_metric_families(page))  # Prometheus' own parser
+    return [
+        f"{family.name} {sample.exemplar.labels}" for family in families for sample in family.samples if sample.exemplar
+    ]
+
+
+async def test_latencies_of_sampled_requests_lead_to_their_traces(
+    pool: FakePool, http: aiohttp.ClientSession, collector: OtlpReceiver
+) -> None:
+    flags = (f"--tracing-endpoint={collector.endpoint}", "--tracing-sample-ratio=0")
+    async with running_gateway(pool, *flags) as gateway:
+        await ask(gateway, http, f"00-{TRACE}-{SPAN}-00")
+        await ask(gateway, http)
+        assert await openmetrics(gateway, http) == []
+        await ask(gateway, http, f"00-{TRACE}-{SPAN}-01")
+        labels = str({"trace_id": TRACE})
+        assert await openmetrics(gateway, http) == [
+            f"baton_gateway_ttft_seconds {labels}",
+            f"baton_gateway_tpot_seconds {labels}",
+        ]
+        assert "# {" not in gateway.server.metrics.page()[0].decode(), "plain text has no exemplars"
 
 
 async def test_malformed_contexts_begin_new_traces(
