@@ -75,7 +75,7 @@ async def openmetrics(gateway: RunningGateway, http: aiohttp.ClientSession) -> l
     async with http.get(gateway.url("/metrics"), headers=headers) as got:
         assert got.content_type == "application/openmetrics-text"
         page = await got.text()
-    families = list(text_string_to_metric_families(page))  # Prometheus' own parser
+    families = list(text_string_to_metric_families(page))  # type: ignore[no-untyped-call]
     return [
         f"{family.name} {sample.exemplar.labels}" for family in families for sample in family.samples if sample.exemplar
     ]
