@@ -65,7 +65,7 @@ class Exchange:
         self.live = live
         live.trace = self.trace
         if self.trace is not None and self.trace.is_sampled:
-            live.times.exemplar = {"trace_id": self.trace.trace_id}
+            live.times.exemplar = self.trace.exemplar
         return live
 
     def name_ignored(self, ignored: Sequence[str]) -> None:

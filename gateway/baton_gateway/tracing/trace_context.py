@@ -24,6 +24,11 @@ class TraceContext:
     """The client's span, 16 hexadecimal digits; empty: the trace begins here."""
     is_sampled: bool
 
+    @property
+    def exemplar(self) -> dict[str, str]:
+        """Return the labels that lead from a measured value to the trace."""
+        return {"trace_id": self.trace_id}
+
 
 def parse_traceparent(values: Sequence[str]) -> TraceContext | None:
     """Return the client's trace. None: it sent no header, several, or a malformed one.
