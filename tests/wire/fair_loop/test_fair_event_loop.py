@@ -104,23 +104,6 @@ def test_a_round_ends_soon_after_its_time(loop: FairEventLoop) -> None:
     assert min(rounds) >= 1
 
 
-def test_a_round_runs_what_its_callbacks_schedule_without_another_poll(loop: FairEventLoop) -> None:
-    polls: list[float | None] = []
-    select = loop._selector.select  # type: ignore[attr-defined]
-
-    def count(timeout: float | None = None) -> Any:
-        polls.append(timeout)
-        return select(timeout)
-
-    async def steps() -> None:
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-    loop._selector.select = count  # type: ignore[attr-defined]
-    loop.run_until_complete(steps())
-    assert len(polls) <= 2
-
-
 def test_callbacks_scheduled_after_a_stop_wait_for_the_next_run_and_those_before_do_not(loop: FairEventLoop) -> None:
     ran: list[str] = []
 
