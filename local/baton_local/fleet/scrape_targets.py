@@ -1,4 +1,4 @@
-"""The targets that a Prometheus on this machine reads, as its `file_sd_configs` takes them. Pure."""
+"""The targets that a Prometheus on this machine reads, as its file_sd_configs takes them. Pure."""
 
 from __future__ import annotations
 
