@@ -27,6 +27,7 @@ NEEDED: dict[str, Json] = {
     "gateway.autoscaling": {"max": 64},
     "gateway.route": {"parent": "edge"},
     "slo.ttft": {"target": "1s"},
+    "telemetry.tracing": {"endpoint": "http://collector:4318"},
     "slo.tpot": {"target": "50ms"},
     **{f"{pool}.accelerator": {"resource": "nvidia.com/gpu"} for pool in ("prefill", "decode")},
     **{f"{pool}.hugepages": {"size": "64Mi"} for pool in ("prefill", "decode")},

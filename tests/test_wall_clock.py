@@ -10,12 +10,15 @@ ROOT = Path(__file__).parents[1]
 READS = re.compile(r"\btime\.time\(|\btime_ns\(|\bdatetime\.(?:now|utcnow|today)\(|\bdate\.today\(")
 WHY = {
     "gateway/baton_gateway/http_api/lookups.py": "`created` of models",
+    "gateway/baton_gateway/http_api/routes.py": "`expires` of keys and tokens, which are times of day",
     "gateway/baton_gateway/requests/prompt_builder.py": "`created` of answers",
+    "gateway/baton_gateway/requests/record_keeping.py": "the time of day at which a request came, to be shown",
     "gateway/baton_gateway/server.py": "`at_s` of a summary, which nobody compares",
     "gateway/baton_gateway/text/chat_template.py": "`strftime_now` of chat templates",
     "local/baton_local/batch/command.py": "`created` of answers",
     "local/baton_local/fetching/model_cache.py": "times of files, kept in order where the clock is set back",
     "local/baton_local/commands/up.py": "the age of run folders, which are files",
+    "local/baton_local/fleet/local_tenants.py": "generations of tables, which only have to grow",
     "local/baton_local/fleet/local_runtime.py": "the age of a log's last line, which is a file's",
     "local/baton_local/fleet/pool_scaling.py": "schedules, and the age of what sizing remembers over a restart",
     "model_fetch/baton_model_fetch/fetching.py": "signatures for a bucket",

@@ -31,6 +31,8 @@ BOUNDED = {
     "RecentSketch._pieces": "the pieces of a minute",
     "ModelLoad._sent": "tenants of the last ten seconds",
     "RetryBudgets._by_tenant": "1,024 tenants",
+    "RecordRing._kept": "10,000 records, and 32 MiB",
+    "RecordRing._addresses": "MAX_ADDRESSES workers",
 }
 """Containers that may grow from batch to batch, and their bounds."""
 

@@ -11,7 +11,7 @@ import pytest
 from baton_engine.memory.place_journal import PlaceChanges
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
-from baton_engine.scheduling.events import Drawn, Failed, Reserved, SchedulerEvent, SequenceSpec
+from baton_engine.scheduling.events import ChunkLaunched, Drawn, Failed, Reserved, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_load import StepLoad
 from baton_engine.scheduling.step_plan import StepResult
@@ -125,7 +125,7 @@ def test_what_a_sequence_waited_for_wakes_an_idle_engine(monkeypatch: pytest.Mon
     assert not any(isinstance(entry, Drawn) for entry in record.log)
     is_there.set()
     thread.look()
-    assert len(record.wait_for(3)) == 3
+    assert [type(event) for event in record.wait_for(4)] == [ChunkLaunched, Drawn, Drawn, Drawn]
     assert thread.stop(60.0)
 
 

@@ -20,7 +20,7 @@ RESERVED_ARGUMENTS: Final = (
     "model", "served-name", "keys", "device", "dtype", "max-context-tokens", "verify", "transport", "quantization",
     "kv-cache-dtype", "min-bandwidth", "kv-cache-bytes", "block-tokens", "max-sequences", "max-step-tokens",
     "chunk-tokens", "max-waiting", "offloaded-layers", "offload-decode", "keep-answers", "threads", "decode-discovery",
-    "drain-s", "paced", "template-hash", "listen", "announce", "pair-listen", "metrics-compat", "help",
+    "drain-s", "paced", "template-hash", "listen", "announce", "pair-listen", "metrics-compat", "tasks", "help",
 )  # fmt: skip
 """Worker flags that Baton sets, or that have fields of their own."""
 

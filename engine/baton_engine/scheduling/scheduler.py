@@ -100,7 +100,8 @@ class Scheduler:
     >>> plan.decode
     (0,)
     >>> scheduler.apply(StepResult(plan.step, (SlotTokens(0, (9,)),), duration_s=0.01), now=0.02)
-    >>> [(event.ids, event.finish and event.finish.value) for event in scheduler.events()]
+    >>> drawn = [event for event in scheduler.events() if isinstance(event, Drawn)]
+    >>> [(event.ids, event.finish and event.finish.value) for event in drawn]
     [((8,), None), ((9,), 'length')]
     """
 

@@ -75,7 +75,7 @@ def test_each_planted_fault_is_the_one_finding(
 
 def test_the_fields_of_this_version_are_paths_of_its_definitions() -> None:
     fields = own_fields()
-    assert set(fields) == {"llmdeployments.baton.dev", "llmpools.baton.dev"}
+    assert set(fields) == {"llmdeployments.baton.dev", "llmpools.baton.dev", "llmtenants.baton.dev"}
     assert "spec.prefill.replicas.min" in fields["llmdeployments.baton.dev"]
 
 

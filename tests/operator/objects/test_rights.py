@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 
-from baton_operator.kube.kinds import CLAIMS, DEPLOYMENTS, EVENTS, JOBS, LEASES, NODES, OPTIONAL, PODS, SECRETS, WATCHED
+from baton_operator.kube.kinds import (
+    CLAIMS,
+    DEPLOYMENTS,
+    EVENTS,
+    INFERENCE_POOLS,
+    JOBS,
+    LEASES,
+    NODES,
+    OPTIONAL,
+    PODS,
+    SECRETS,
+    WATCHED,
+)
 from baton_testing.kube import campaign as kube_campaign
 from baton_testing.kube.scenarios import SCENARIOS
 from baton_testing.kube.yaml_documents import documents
@@ -41,6 +53,11 @@ UNSEEN = {
     *((verb, f"llmtenants.{DEPLOYMENTS.group}") for verb in ("list", "watch")),
     ("patch", f"llmtenants/status.{DEPLOYMENTS.group}"),
     *((verb, "configmaps") for verb in ("get", "create", "patch")),
+    # Of an installation with the value `inferencePool`, which the scenarios have not: test_optional.py.
+    *(
+        (verb, f"{INFERENCE_POOLS.plural}.{INFERENCE_POOLS.group}")
+        for verb in ("get", "list", "watch", "create", "patch", "delete")
+    ),
     # The Lease is held by the process, not by the passes that the scenarios run: test_lease.py.
     *((verb, f"leases.{LEASES.group}") for verb in ("get", "create", "update")),
 }
