@@ -91,6 +91,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "apiKeys": ({"secretName": "clients"},),
     "route.parent": ("edge",),
     "hostnames": (["chat.example.com"],),
+    "tracing.endpoint": ("http://collector:4318", "https://traces.example.com/v1/traces"),
 }
 """Values that a pattern allows, by the last names of a path."""
 NAMES = ("priorityClassName", "schedulerName", "runtimeClassName", "queue", "credentialsSecret", "secretName")
