@@ -177,13 +177,13 @@ class Tenants:
         if former is not None and former.generation >= shard.generation:
             return False
         self._shards[shard.place] = shard
-        if former is not None:
-            self._remove(former)
+        removed = set() if former is None else self._remove(former)
         for row in shard.tenants:
-            tenant = self._tenant(row)
-            self._by_name[row.name], self._rows[row.name] = tenant, row
-            for key in row.keys:
-                self._by_digest.setdefault(key.sha256, _KnownKey(tenant, key.expires_s))
+            self._by_name[row.name], self._rows[row.name] = self._tenant(row), row
+            self._add_keys(row)
+        if not removed <= self._by_digest.keys():  # a key may have moved to a tenant whose shard came before this one
+            for row in self._rows.values():
+                self._add_keys(row)
         gone = set() if former is None else {row.name for row in former.tenants}.difference(self._by_name)
         for name in gone:
             self._slots.pop(name, None)
@@ -207,7 +207,15 @@ class Tenants:
         limited = (name for name, tenant in self._by_name.items() if tenant.limits.max_concurrent is not None)
         return self._renew([name for name in limited if name not in self._slots])
 
-    def _remove(self, shard: TenantShard) -> None:
+    def _add_keys(self, row: TenantRow) -> None:
+        """Add a tenant's keys. A key that another tenant has stays that one's until its shard is renewed."""
+        for key in row.keys:
+            if key.sha256 not in self._by_digest:
+                self._by_digest[key.sha256] = _KnownKey(self._by_name[row.name], key.expires_s)
+
+    def _remove(self, shard: TenantShard) -> set[str]:
+        """Remove the tenants of a shard; returns the digests of the keys that let nobody in now."""
+        removed = set()
         for row in shard.tenants:
             self._by_name.pop(row.name, None)
             self._rows.pop(row.name, None)
@@ -215,6 +223,8 @@ class Tenants:
                 known = self._by_digest.get(key.sha256)
                 if known is not None and known.tenant.name == row.name:
                     del self._by_digest[key.sha256]
+                    removed.add(key.sha256)
+        return removed
 
     def _renew(self, names: Iterable[str]) -> list[Tenant]:
         """Apply another number of concurrent sequences to tenants; returns those that are known."""

@@ -81,6 +81,20 @@ def test_a_broken_or_vanished_file_changes_nothing(content: bytes, tmp_path: Pat
     assert name_of(tenants, "key") == "a"
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_key_that_moves_to_another_tenant_lets_it_in_whichever_shard_comes_first(
+    order: tuple[int, int], tmp_path: Path
+) -> None:
+    tenants = Tenants(None, tmp_path)
+    tenants.apply(shard(1, row("old", "moved", "kept"), place=0))
+    renewed = [shard(2, row("old", "kept"), place=0), shard(2, row("new", "moved"), place=1)]
+    for place in order:
+        tenants.apply(renewed[place])
+    assert [name_of(tenants, key) for key in ("moved", "kept")] == ["new", "old"]
+    tenants.apply(shard(3, place=1))
+    assert [name_of(tenants, key) for key in ("moved", "kept")] == [None, "old"]
+
+
 def test_a_key_expires_by_the_wall_clock(tmp_path: Path) -> None:
     write(tmp_path, shard(1, row("a", "key", expires_s=100.0)))
     tenants = Tenants(None, tmp_path)
