@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
@@ -12,7 +11,8 @@ from msgspec import Meta, Struct
 from baton_gateway.errors import INVALID, Problem, RefusedError
 
 _TENANT = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-
+MAX_TIME_S = 1e15
+"""Later times are refused: an integer may have more digits than a float can hold."""
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 """An algorithm with a public key. One with a shared secret would let everybody who can check a token make one."""
@@ -66,6 +66,6 @@ def _time(claims: Mapping[str, object], name: str) -> float | None:
     value = claims.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_TIME_S:
         raise refused(f"has a claim {name!r} that is no time")
     return float(value)
