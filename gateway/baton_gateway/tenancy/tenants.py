@@ -64,6 +64,8 @@ class Tenants:
         self._share = share
         self._tokens = tokens
         self._versions: dict[str, FileVersion] = {}
+        self._unread: set[str] = set()
+        """Files that could not be read at the last look."""
         self._shards: list[TenantShard | None] = [None] * NUM_SHARDS
         self._by_digest: dict[str, _KnownKey] = {}
         self._by_name: dict[str, Tenant] = {}
@@ -155,10 +157,18 @@ class Tenants:
             version = status.st_mtime_ns, status.st_size, status.st_ino
             if self._versions.get(path.name) == version:
                 continue
+            try:
+                content = _content(path)
+            except OSError as error:  # read again with the next look, and reported once
+                if path.name not in self._unread:
+                    _log.error("tenants stay as they were: %s: %s", path, error)
+                self._unread.add(path.name)
+                continue
+            self._unread.discard(path.name)
             self._versions[path.name] = version
             try:
-                self.apply(decode_shard(_content(path)))
-            except (OSError, ValueError) as error:
+                self.apply(decode_shard(content))
+            except ValueError as error:
                 _log.error("tenants stay as they were: %s: %s", path, error)
             yield path.name
 
@@ -214,7 +224,7 @@ class Tenants:
                 self._by_digest[key.sha256] = _KnownKey(self._by_name[row.name], key.expires_s)
 
     def _remove(self, shard: TenantShard) -> set[str]:
-        """Remove the tenants of a shard; returns the digests of the keys that let nobody in now."""
+        """Remove the tenants of a shard; returns the digests of the keys that no tenant has now."""
         removed = set()
         for row in shard.tenants:
             self._by_name.pop(row.name, None)

@@ -95,6 +95,25 @@ def test_a_key_that_moves_to_another_tenant_lets_it_in_whichever_shard_comes_fir
     assert [name_of(tenants, key) for key in ("moved", "kept")] == [None, "old"]
 
 
+def test_a_file_that_cannot_be_read_for_a_moment_is_read_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, shard(1, row("a", "key")))
+    path_open = Path.open
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    tenants = Tenants(None, tmp_path)
+    reread(tenants)
+    assert name_of(tenants, "key") is None
+    assert len(caplog.messages) == 1, "once for each file, not once a second"
+    monkeypatch.setattr(Path, "open", path_open)
+    reread(tenants)
+    assert name_of(tenants, "key") == "a"
+
+
 def test_a_key_expires_by_the_wall_clock(tmp_path: Path) -> None:
     write(tmp_path, shard(1, row("a", "key", expires_s=100.0)))
     tenants = Tenants(None, tmp_path)
