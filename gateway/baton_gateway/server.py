@@ -115,6 +115,7 @@ class GatewayServer:
         tokens = None if settings.jwt is None else read_verifier(settings.jwt)
         self.tenants = Tenants(settings.api_keys, settings.tenants, settings.limit_share, tokens)
         self.meters = TenantMeters(settings.limit_share)
+        self._has_order = False  # from the operator, whose parts of limits stay without it
         self._certificate = None if settings.tls is None else Certificate(settings.tls)
         self.complaint = ""
         """The problem of the current configuration file; empty: none."""
@@ -260,8 +261,8 @@ class GatewayServer:
         if config_hash(settings) == config_hash(self._settings):
             return
         self._settings = settings
-        self._renew(self.tenants.set_share(settings.limit_share))
-        self.meters.set_default_share(settings.limit_share, asyncio.get_running_loop().time())
+        if not self._has_order:
+            self._set_share(settings.limit_share)
         self.relay.reconfigure(_rules(settings))
         self._admission.reconfigure(_limits(settings))
         self.api.reconfigure(_api_options(settings))
@@ -293,8 +294,8 @@ class GatewayServer:
     def _take_shares(self, order: LimitOrder) -> None:
         """Apply this process's parts of tenants' limits."""
         now = asyncio.get_running_loop().time()
-        self.meters.set_default_share(1 / order.processes, now)
-        self._renew(self.tenants.set_share(1 / order.processes))
+        self._has_order = True
+        self._set_share(1 / order.processes)
         slots: dict[str, int] = {}
         for change in order.shares:
             if change.measure is LimitMeasure.CONCURRENT:
@@ -302,6 +303,11 @@ class GatewayServer:
             else:
                 self.meters.apply(change, now)
         self._renew(self.tenants.set_slots(slots))
+
+    def _set_share(self, share: float) -> None:
+        """Set this process's part of every limit that has none of its own."""
+        self.meters.set_default_share(share, asyncio.get_running_loop().time())
+        self._renew(self.tenants.set_share(share))
 
     def _renew(self, tenants: Iterable[Tenant]) -> None:
         """More or fewer sequences of these tenants may run from now on."""

@@ -10,9 +10,12 @@ import aiohttp
 
 from baton_gateway.server import GatewayServer
 from baton_gateway.settings import config_hash, parse_settings
+from baton_gateway.tenancy.tenant_meters import Charge, Cost
 from baton_testing.gateway.gateway_process import until
 from baton_wire.keys import write_new_key
 from baton_wire.listening.sockets import bind
+from baton_wire.messages.operator_link import LimitOrder
+from baton_wire.tenant_table import TenantLimits, TenantRow, TenantShard, encode_shard
 
 
 async def test_a_changed_file_is_applied_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:
@@ -46,6 +49,46 @@ async def test_a_changed_file_is_applied_and_a_wrong_one_changes_nothing(tmp_pat
         await until(lambda: server.complaint != "")
         assert "park-s" in server.complaint
         assert server.applied == wanted
+    finally:
+        await server.stop()
+
+
+async def test_a_changed_file_leaves_the_parts_of_limits_that_the_operator_gave(tmp_path: Path) -> None:
+    keys, config, tenants = tmp_path / "keys", tmp_path / "config.json", tmp_path / "tenants"
+    for folder in (keys, tenants):
+        folder.mkdir()
+    write_new_key(keys, "k")
+    limits = TenantLimits(requests_per_minute=64, max_concurrent=64)
+    shard = TenantShard(0, 1, (TenantRow("a", limits=limits), TenantRow("b", limits=limits)))
+    (tenants / "tenants-0.json").write_bytes(encode_shard(shard))
+    config.write_text(json.dumps({"replicas": 2}))
+    discovery = f"file:{tmp_path / 'none.json'}"
+    argv = [
+        f"--keys={keys}",
+        f"--config={config}",
+        f"--prefill-discovery={discovery}",
+        f"--decode-discovery={discovery}",
+        f"--tenants={tenants}",
+        "--drain-s=0",
+    ]
+    server = GatewayServer(parse_settings(argv), lambda: parse_settings(argv))
+    listening = bind("127.0.0.1", 0)
+    listening.listen()
+    await server.start(listening)
+
+    async def limits_after(name: str, **fields: int) -> tuple[int | None, int]:
+        config.write_text(json.dumps(fields))
+        wanted = config_hash(parse_settings(argv))
+        await until(lambda: server.applied == wanted)
+        tenant = server.tenants.named(name)
+        assert tenant is not None
+        outcomes = [server.meters.charge(tenant, Cost(1, 0, 0), 0.0) for _ in range(100)]
+        return tenant.max_running, sum(isinstance(outcome, Charge) for outcome in outcomes)
+
+    try:
+        assert await limits_after("a", replicas=4, max_queued=5) == (16, 16), "no operator has divided limits yet"
+        server._take_shares(LimitOrder(1, 8, ()))
+        assert await limits_after("b", replicas=2, max_queued=6) == (8, 8)
     finally:
         await server.stop()
 
