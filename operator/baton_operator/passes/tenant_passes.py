@@ -141,6 +141,12 @@ class TenantPasses:
                     await self._compile(namespace, state)
                 else:
                     self._retry(state)
+        except NotFound:  # the namespace is gone, and so is what was written there
+            state.shards = None
+            if self.store.of(namespace):
+                self._retry(state)
+            elif not state.due:
+                del self._namespaces[namespace]
         except (KubeError, TimeoutError) as error:
             log.warning("tenants of %s: %s: retries", namespace, str(error) or "too slow")
             self._retry(state)

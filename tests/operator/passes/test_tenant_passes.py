@@ -31,6 +31,9 @@ class FakeServer:
         self.statuses: dict[str, Json] = {}
         self.writes: list[str] = []
         self.failures = 0
+        self.is_there = True
+        self.refused = 0
+        """Writes of ConfigMaps while the namespace was gone."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
         if name not in self.maps:
@@ -41,6 +44,9 @@ class FakeServer:
         if self.failures:
             self.failures -= 1
             raise Unavailable("the server is away")
+        if not self.is_there:
+            self.refused += 1
+            raise NotFound("namespace llm")
         metadata: Any = manifest["metadata"]
         self.writes.append(f"{resource.kind} {metadata['name']}")
         if resource == CONFIG_MAPS:
@@ -149,6 +155,24 @@ async def test_a_deleted_tenant_goes_and_a_server_that_is_away_is_asked_again(mo
         server.failures = 3
         passes.store.apply_event(WatchEvent(Change.DELETED, tenant("a", 2)))
         await until(lambda: set(server.rows()) == {"b"})
+
+
+async def test_a_deleted_namespace_is_not_asked_for_ever_and_gets_its_table_when_it_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = FakeServer()
+    async with working(server, monkeypatch) as (passes, pushed):
+        passes.store.apply_list(listed(tenant("a")), None)
+        await until(lambda: len(server.statuses) == 1)
+        server.is_there, server.maps = False, {}
+        passes.store.apply_list(listed(), None)
+        await until(lambda: server.refused > 0)
+        assert pushed[-1][shard_of("a")].tenants == (), "gateways that still run let it in no longer"
+        await asyncio.sleep(0.1)
+        assert server.refused == 1
+        server.is_there = True
+        passes.store.apply_list(listed(tenant("a")), None)
+        await until(lambda: set(server.rows()) == {"a"})
 
 
 async def test_a_namespace_of_another_operator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
