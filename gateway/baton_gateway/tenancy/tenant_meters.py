@@ -92,8 +92,9 @@ class _Meter:
 class Charge:
     """The charge for one request, until `TenantMeters.settle`."""
 
-    tenant: Tenant
     cost: Cost
+    meter: _Meter | None
+    """None: the tenant had no limit by the minute on arrival."""
 
 
 SAME_SHARE = 1e-9
@@ -119,7 +120,7 @@ class TenantMeters:
         self._drop_idle(now)
         meter = self._meter(tenant, now)
         if meter is None:
-            return Charge(tenant, NOTHING)
+            return Charge(NOTHING, None)
         refused: OverLimit | None = None
         for measure, gauge in meter.gauges.items():
             amount = cost.of(measure)
@@ -134,11 +135,12 @@ class TenantMeters:
             gauge.bucket.take(cost.of(measure))
             gauge.spent += cost.of(measure)
         meter.open_charges += 1
-        return Charge(tenant, cost)
+        return Charge(cost, meter)
 
     def settle(self, charge: Charge, cost: Cost, now: float) -> None:
-        """A request ended and took `cost`; nothing, if it was refused for what other tenants do. Once per charge."""
-        if charge.cost is NOTHING or (meter := self._meters.get(charge.tenant.name)) is None:
+        """A request ended and took `cost`; nothing, if it was refused for what other tenants do. Once per charge. If
+        the tenant's limits were lifted meanwhile, those that it has now are left alone."""
+        if (meter := charge.meter) is None:
             return
         meter.open_charges -= 1
         for measure, gauge in meter.gauges.items():

@@ -101,6 +101,21 @@ def test_a_tenant_without_limits_has_no_meter_and_an_idle_one_loses_its_own() ->
     assert len(meters) <= 2
 
 
+def test_a_request_that_outlasts_its_limits_is_settled_with_no_later_ones() -> None:
+    meters, limited = TenantMeters(), tenant(output_tokens_per_minute=60)
+    charge = meters.charge(limited, Cost(1, 0, 60), 0.0)
+    assert isinstance(charge, Charge)
+    meters.charge(tenant(), Cost(1, 0, 0), 0.0)  # the limits are lifted, and set again
+    later = meters.charge(limited, Cost(1, 0, 60), 0.0)
+    assert isinstance(later, Charge)
+    meters.settle(charge, Cost(1, 0, 0), 0.0)
+    assert meters.remaining(limited, 0.0)[LimitMeasure.OUTPUT].remaining == 0
+    meters.settle(later, Cost(1, 0, 60), 0.0)
+    for _ in range(4):
+        meters.charge(tenant("other", requests_per_minute=60), Cost(1, 0, 0), 120.0)
+    assert len(meters) == 1, "the idle meter goes"
+
+
 def test_a_share_of_another_process_moves_tokens_without_losing_any() -> None:
     meters, owner = TenantMeters(0.5), tenant(requests_per_minute=100)
     assert sum(isinstance(meters.charge(owner, Cost(1, 0, 0), 0.0), Charge) for _ in range(60)) == 50
