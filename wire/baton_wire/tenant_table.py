@@ -24,7 +24,6 @@ MAX_KEYS = 8
 MAX_MODELS = 64
 MAX_WEIGHT = 100
 MAX_PER_MINUTE = 1_000_000_000
-MAX_PER_MONTH = 1_000_000_000_000_000
 MAX_CONCURRENT = 1_000_000
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]

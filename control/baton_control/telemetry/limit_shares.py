@@ -18,7 +18,7 @@ from baton_wire.messages.operator_link import LimitMeasure, LimitShare, LimitUse
 IDLE_SHARE = 0.02
 """The part of a limit that all processes without demand have together."""
 FORGET_S = 60.0
-"""A limit that nobody asked for this long is divided equally again."""
+"""A limit without a report for this long is divided equally again."""
 FADING = 0.5
 """Weight of the former demand in a new report's."""
 LEAST_CHANGE = 0.01
@@ -85,7 +85,7 @@ class LimitShares:
             limit.parts.pop(process, None)
 
     def amounts(self) -> dict[tuple[str, LimitMeasure], float]:
-        """The limits by the minute that were asked for in the last minute."""
+        """The limits by the minute that are divided now: those that were asked for lately."""
         return {place: limit.amount for place, limit in self._limits.items() if place[1] is not LimitMeasure.CONCURRENT}
 
     def number(self, process: bytes) -> int:
@@ -133,8 +133,7 @@ class LimitShares:
         return orders
 
     def _first_part(self, use: LimitUse) -> _Part:
-        """The part that a process has of a limit that it was not told about: an equal one, from which nothing was
-        taken."""
+        """The part of a limit that a process has without an order: an equal one, from which nothing was taken."""
         if use.measure is LimitMeasure.CONCURRENT:
             return _Part(max(1, int(use.per_minute / self.num_processes)), 0.0)
         share = 1 / self.num_processes

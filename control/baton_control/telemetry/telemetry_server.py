@@ -326,12 +326,13 @@ class TelemetryServer:
                 waiting.setdefault(process, []).extend(changes)
             self._ordered.pop(key, asyncio.Event()).set()
 
-    async def _send_limits(self, key: Key, epoch: bytes, frames: SignedFrames, told: int) -> int:
-        """Send what a process does not know of its parts; returns the number of processes that it knows of now."""
+    async def _send_limits(self, key: Key, epoch: bytes, frames: SignedFrames, known: int) -> int:
+        """Send the changes of a process's parts, and the number of processes unless the process knows it (`known`);
+        returns the number that was sent last."""
         shares = self._shares.get(key)
         changes = self._limit_orders.get(key, {}).pop(epoch, [])
-        if shares is None or (not changes and shares.num_processes == told):
-            return told
+        if shares is None or (not changes and shares.num_processes == known):
+            return known
         number, processes = shares.number(epoch), shares.num_processes
         while len(changes) > MAX_LIMITS:
             await frames.send(encode(LimitOrder(max(0, number - 1), processes, tuple(changes[:MAX_LIMITS]))))
@@ -342,12 +343,12 @@ class TelemetryServer:
     async def _beat(self, key: Key, epoch: bytes, frames: SignedFrames) -> None:
         """Send heartbeats with the current orders, or the holder of the Lease while this process is a standby."""
         sent: dict[int, int] = {}
-        sent_limits = 0
+        num_sent = 0
         while True:
             changed = self._ordered.setdefault(key, asyncio.Event())
             is_standby, holder = self._standby()
             await self._send_tenants(key, frames, sent)
-            sent_limits = await self._send_limits(key, epoch, frames, sent_limits)
+            num_sent = await self._send_limits(key, epoch, frames, num_sent)
             for order in () if is_standby else self._orders.get(key, ()):
                 await self._order(key, frames, order)
             with contextlib.suppress(TimeoutError):

@@ -15,7 +15,7 @@ MAX_TIME_S = 1e15
 """Later times are refused: an integer may have more digits than a float can hold."""
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-"""An algorithm with a public key. One with a shared secret would let everybody who can check a token make one."""
+"""An algorithm with a public key. One with a shared secret would let each one that can check a token make one."""
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 Text = Annotated[str, Meta(min_length=1, max_length=512)]
 

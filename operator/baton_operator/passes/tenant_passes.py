@@ -43,10 +43,6 @@ class TenantStore:
         self._on_change = on_change
         self._by_namespace: dict[str, dict[str, Manifest]] = {}
 
-    def namespaces(self) -> frozenset[str]:
-        """The namespaces that have an LLMTenant."""
-        return frozenset(self._by_namespace)
-
     def of(self, namespace: str) -> list[Manifest]:
         """The LLMTenants of a namespace."""
         return list(self._by_namespace.get(namespace, {}).values())
