@@ -59,6 +59,8 @@ log = logging.getLogger(__name__)
 PATH = "/gateways/{namespace}/{name}"
 _PATH = re.compile("/gateways/(?P<namespace>[^/]+)/(?P<name>[^/]+)")
 HEARTBEAT_S = 1.0
+SEND_S = HANDSHAKE_S
+"""Deadline for sending one frame. A gateway that reports and does not read in this time loses its link."""
 DIVIDE_S = 0.9
 """Least time between two divisions of a deployment's limits; processes report once a second."""
 MAX_HOST_CHARS = 253
@@ -233,7 +235,7 @@ class TelemetryServer:
     async def _serve(self, key: Key, epoch: bytes, frames: SignedFrames, transport: asyncio.BaseTransport) -> None:
         is_standby, holder = self._standby()
         if is_standby:
-            await frames.send(encode(Standby(holder)))
+            await _send(frames, encode(Standby(holder)))
             return
         async with asyncio.timeout(HANDSHAKE_S):
             hello = decode(await frames.receive(), ToOperator)
@@ -246,6 +248,7 @@ class TelemetryServer:
         self._shares.setdefault(key, LimitShares()).join(epoch)
         self._ordered.pop(key, asyncio.Event()).set()  # each process has a smaller part now
         beating = asyncio.create_task(self._beat(key, epoch, frames))
+        beating.add_done_callback(lambda task: None if task.cancelled() else reset(transport))
         try:
             await self._read(key, store, epoch, frames)
         finally:
@@ -335,9 +338,9 @@ class TelemetryServer:
             return known
         number, processes = shares.number(epoch), shares.num_processes
         while len(changes) > MAX_LIMITS:
-            await frames.send(encode(LimitOrder(max(0, number - 1), processes, tuple(changes[:MAX_LIMITS]))))
+            await _send(frames, encode(LimitOrder(max(0, number - 1), processes, tuple(changes[:MAX_LIMITS]))))
             changes = changes[MAX_LIMITS:]
-        await frames.send(encode(LimitOrder(number, processes, tuple(changes))))
+        await _send(frames, encode(LimitOrder(number, processes, tuple(changes))))
         return processes
 
     async def _beat(self, key: Key, epoch: bytes, frames: SignedFrames) -> None:
@@ -355,13 +358,13 @@ class TelemetryServer:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await changed.wait()
                 continue
-            await frames.send(encode(Standby(holder) if is_standby else Heartbeat()))
+            await _send(frames, encode(Standby(holder) if is_standby else Heartbeat()))
 
     async def _send_tenants(self, key: Key, frames: SignedFrames, sent: dict[int, int]) -> None:
         """Send the shards that this link has not got. `sent`: their generations by place."""
         for place, shard in list(self._tables.get(key.namespace, {}).items()):
             if sent.get(place, 0) < shard.generation:
-                await frames.send(encode(TenantTable(encode_shard(shard))))
+                await _send(frames, encode(TenantTable(encode_shard(shard))))
                 sent[place] = shard.generation
 
     async def _order(self, key: Key, frames: SignedFrames, order: FlipOrder) -> None:
@@ -370,6 +373,12 @@ class TelemetryServer:
         except BadFieldsError as refusal:  # a worker reported a flip number that has no successor
             self._complaints.say("a flip order cannot be sent", f"{key}: {refusal}")
             return
+        await _send(frames, frame)
+
+
+async def _send(frames: SignedFrames, frame: bytes) -> None:
+    """Send a frame. Raises ConnectionError, TimeoutError."""
+    async with asyncio.timeout(SEND_S):
         await frames.send(frame)
 
 

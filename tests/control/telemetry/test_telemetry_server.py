@@ -29,6 +29,7 @@ from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.measures import WorkerCondition
 from baton_wire.messages.operator_link import FlipOrder, LimitMeasure, LimitUse, Summary
 from baton_wire.messages.values import WIRE_VERSION, Address, Role
+from baton_wire.session import SignedFrames
 from baton_wire.tenant_table import TenantRow, TenantShard, decode_shard
 
 
@@ -217,6 +218,28 @@ async def test_an_operator_is_dialled_again_that_says_nothing_for_too_long(
             assert caplog.text.count("gateway one of team/chat is linked") == 1
         else:
             await until(lambda: caplog.text.count("gateway one of team/chat is linked") > 1)
+
+
+async def test_a_gateway_that_reports_and_takes_nothing_loses_its_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry_server, "SEND_S", 0.05)
+    monkeypatch.setattr(operator_link, "SILENCE", LivenessConfig(suspect_s=300.0, dead_s=600.0))
+    send, is_stuck = SignedFrames.send, asyncio.Event()
+
+    class Stuck(SignedFrames):
+        async def send(self, frame: bytes) -> None:
+            if is_stuck.is_set():
+                await asyncio.Event().wait()
+            await send(self, frame)
+
+    monkeypatch.setattr(telemetry_server, "SignedFrames", Stuck)
+    keys, times = keys_in(tmp_path), OperatorTimes(heartbeat_s=0.05, first_retry_s=600.0)
+    async with operating(keys) as operator, linking(keys, operator.url, times) as gateway:
+        await until(lambda: gateway.link.is_linked and operator.server.store(KEY).has_links)
+        is_stuck.set()
+        operator.server.set_tenants(KEY.namespace, {1: TenantShard(1, 5)})
+        await until(lambda: not operator.server.store(KEY).has_links, timeout_s=10.0)
 
 
 async def test_who_proves_the_key_and_says_no_hello_is_not_waited_for(
