@@ -73,6 +73,7 @@ class Tenants:
         self._slots: dict[str, int] = {}
         """Concurrent sequences that this process may have of a tenant, where that is not its share of them."""
         self._file_names = self._names_in_files()
+        self._reported: frozenset[TenantConflict] = frozenset()
         for _ in self.read_table():
             pass
 
@@ -97,6 +98,7 @@ class Tenants:
             self._tokens.keys.refresh()
         if self._files is not None and self._files.refresh():
             self._file_names = self._names_in_files()
+            self._report_conflicts()
 
     def authenticate(self, authorization: str | None, now_s: float = 0.0) -> Tenant:
         """Return the tenant of an `Authorization` header. `now_s`: the wall clock. Raises RefusedError (401)."""
@@ -197,6 +199,7 @@ class Tenants:
         gone = set() if former is None else {row.name for row in former.tenants}.difference(self._by_name)
         for name in gone:
             self._slots.pop(name, None)
+        self._report_conflicts()
         return True
 
     def set_slots(self, slots: Mapping[str, int]) -> list[Tenant]:
@@ -216,6 +219,14 @@ class Tenants:
         self._share = share
         limited = (name for name, tenant in self._by_name.items() if tenant.limits.max_concurrent is not None)
         return self._renew([name for name in limited if name not in self._slots])
+
+    def _report_conflicts(self) -> None:
+        """Log each conflict when it begins: the LLMTenant's status says that gateways let it in."""
+        conflicts = self.conflicts()
+        for conflict in conflicts:
+            if conflict not in self._reported:
+                _log.warning("LLMTenant %s: %s is not used: a key file has the same", conflict.tenant, conflict.field)
+        self._reported = frozenset(conflicts)
 
     def _add_keys(self, row: TenantRow) -> None:
         """Add a tenant's keys. A key that another tenant has stays that one's until its shard is renewed."""

@@ -137,6 +137,24 @@ def test_key_files_work_unchanged_and_keep_their_names_and_keys(tmp_path: Path) 
     assert name_of(tenants, "key-in-table") == "both"
 
 
+def test_an_llmtenant_that_a_key_file_keeps_out_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "keys").write_text("both: key-of-the-file\n")
+    tenants = Tenants(tmp_path / "keys", tmp_path / "table")
+    for generation in (1, 2):
+        tenants.apply(shard(generation, row("both", "k"), row("third", "key-of-the-file")))
+    assert caplog.messages == [
+        "LLMTenant both: metadata.name is not used: a key file has the same",
+        "LLMTenant third: spec.apiKeys is not used: a key file has the same",
+    ]
+    caplog.clear()
+    (tmp_path / "keys").write_text("both: key-of-the-file\nlater: key-of-later\n")
+    tenants.apply(shard(3, row("later", "k"), place=1))
+    tenants.refresh()
+    assert caplog.messages == ["LLMTenant later: metadata.name is not used: a key file has the same"]
+
+
 def test_prefixes_are_a_tenants_own_unless_it_shares_them(tmp_path: Path) -> None:
     write(tmp_path, shard(1, row("a"), row("b", shares_prefixes=True), row("c", shares_prefixes=True)))
     tenants = Tenants(None, tmp_path)
