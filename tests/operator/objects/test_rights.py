@@ -21,9 +21,11 @@ from baton_operator.kube.kinds import (
     SECRETS,
     WATCHED,
 )
+from baton_operator.objects.tenant_shards import shard_name
 from baton_testing.kube import campaign as kube_campaign
 from baton_testing.kube.scenarios import SCENARIOS
 from baton_testing.kube.yaml_documents import documents
+from baton_wire.tenant_table import NUM_SHARDS
 
 Json = dict[str, Any]
 Right = tuple[str, str]
@@ -129,3 +131,14 @@ def test_users_may_not_write_status_nor_pools_but_for_their_scale() -> None:
             manifests += manifest["rules"]
     written = {resource for rule in manifests for resource in rule["resources"]}
     assert written == {"llmdeployments", "llmpools/scale", "llmtenants"}
+
+
+@pytest.mark.parametrize("name", ["operator.yaml", "operator-cluster-wide.yaml"])
+def test_no_configmap_but_the_shards_of_the_table_of_tenants_is_read_or_changed(name: str) -> None:
+    manifests = documents((MANIFESTS / name).read_text(encoding="utf-8"))
+    rules = [rule for manifest in manifests for rule in (manifest or {}).get("rules", [])]
+    granted = [
+        (rule["verbs"], rule.get("resourceNames")) for rule in rules if "configmaps" in rule.get("resources", ())
+    ]
+    shards = [shard_name(place) for place in range(NUM_SHARDS)]
+    assert granted == [(["create"], None), (["get", "patch"], shards)]
