@@ -62,7 +62,7 @@ def _experts(fields: ConfigFields) -> Experts:
         normalised=True,
         router="block_sparse_moe.gate",
         tensors=ExpertTensors("block_sparse_moe.experts.{number}", ("w1", "w3", "w2")),
-        corrected=CorrectedChoice("block_sparse_moe.e_score_correction_bias", sigmoid=True),
+        corrected=CorrectedChoice("block_sparse_moe.e_score_correction_bias"),
     )
 
 
