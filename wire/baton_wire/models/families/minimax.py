@@ -44,7 +44,7 @@ def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
 
 
 def _rope(fields: ConfigFields, positions: int, head_dim: int) -> RopeConfig:
-    """The rope, whose share published files give as a number of dimensions."""
+    """Read the RoPE. Published files give the share of a head that is rotated as a number of dimensions."""
     share = fields.integer("rotary_dim", head_dim, maximum=head_dim) / head_dim
     return read_rope(fields, positions, replace(ROPE, share=share))
 
