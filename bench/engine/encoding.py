@@ -17,49 +17,28 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from bench.engine.gpu_model import SHAPES
 
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_engine.running.runner import ModelRunner
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
-from baton_engine.scheduling.events import Drawn, PromptEncoded, SequenceSpec
+from baton_engine.scheduling.events import Drawn, Failed, PromptEncoded, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_wire.messages.encoding import Encoding, EncodingKind
 from baton_wire.messages.values import RequestKey, SamplingParams
 
-SHAPES = {
-    "tiny": (64, 128, 2, 4),
-    "qwen3-0.6b": (1_024, 3_072, 28, 16),
-    "qwen3-4b": (2_560, 9_728, 36, 32),
+_QWEN3 = SHAPES["Qwen3-0.6B"]
+_TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+_OF_4B = {"hidden_size": 2_560, "intermediate_size": 9_728, "num_hidden_layers": 36, "num_attention_heads": 32}
+CONFIGS = {
+    "tiny": {**_QWEN3, **_TINY, "num_key_value_heads": 4, "vocab_size": 1_024, "eos_token_id": 1},
+    "qwen3-0.6b": _QWEN3,
+    "qwen3-4b": {**_QWEN3, **_OF_4B},
 }
-"""Hidden size, inner size, layers and heads."""
 LENGTHS = (32, 128, 512, 2_048, 8_000)
 CONTEXT = 8_192
-
-
-def write_config(folder: Path, name: str) -> Path:
-    hidden, inner, layers, heads = SHAPES[name]
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": min(8, heads),
-        "head_dim": 128,
-        "vocab_size": 151_936 if name != "tiny" else 1_024,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "max_position_embeddings": 32_768,
-        "tie_word_embeddings": True,
-        "hidden_act": "silu",
-        "torch_dtype": "bfloat16",
-    }
-    path = folder / "config.json"
-    path.write_text(json.dumps(config))
-    return path
 
 
 class Engine:
@@ -87,14 +66,17 @@ class Engine:
         ended = 0
         while ended < len(prompts):
             self._stepper.turn(0.0)
-            ended += sum(isinstance(event, Drawn | PromptEncoded) for event in self.scheduler.events())
+            for event in self.scheduler.events():
+                if isinstance(event, Failed):
+                    raise RuntimeError(f"a prompt failed: {event.reason}, {event.detail}")
+                ended += isinstance(event, Drawn | PromptEncoded)
         return time.perf_counter() - began_s
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--model", choices=tuple(SHAPES), default="tiny")
+    parser.add_argument("--model", choices=tuple(CONFIGS), default="tiny")
     parser.add_argument("--tokens", type=int, default=200_000, help="tokens of a round's prompts together")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--slots", type=int, default=256)
@@ -102,7 +84,8 @@ def main() -> None:
     device = torch.device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with tempfile.TemporaryDirectory() as folder:
-        config = write_config(Path(folder), options.model)
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(CONFIGS[options.model]))
         loaded = load_model(f"random://{config}?seed=1", dtype, device, CONTEXT)
     engine, dice = Engine(loaded, options.slots), random.Random(1)
     print(f"{options.model} on {options.device}, {options.tokens} tokens a round, {options.rounds} rounds", flush=True)

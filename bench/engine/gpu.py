@@ -1,7 +1,7 @@
 """The engine on one GPU against its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
 `python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, expert_layers, windows,
-models, offloading, loading; all without arguments; each takes a minute or two) builds models of random bf16 weights on
+models, offloading, loading; all without arguments; most take a minute or two) builds models of random bf16 weights on
 the device, fills pools with random KV and times real runner steps, one step ahead. The table goes to
 `bench/results/gpu.json`; BATON_COMMIT names the commit where git is not at hand.
 """
@@ -53,6 +53,11 @@ OTHERS: Final[Mapping[str, Mapping[int, float | None]]] = {
     "Qwen3-32B": {1: None, 32: None},
 }
 """Batch at 1k context: ms a step."""
+LARGE: Final[Mapping[tuple[str, str], Mapping[int, float | None]]] = {
+    ("Llama-3.3-70B", "fp8"): {4_096: None},
+    ("gpt-oss-120b", "mxfp4"): {2_048: 70.6, 8_192: 205.0, 16_384: 426.0, 32_768: 983.0, 49_152: 1_695.0},
+}
+"""Model and form of its weights: prompt tokens, and the ms that are published for vLLM with TP 1 on one H200."""
 BLOCKS: Final = 5_200
 GAP_GOAL_US: Final = 30.0
 
@@ -206,6 +211,15 @@ def models() -> Iterator[Row]:
             rate = (weights + batch * 1024 * bench.pool.geometry.token_bytes) / times.step_ms / 1e9
             yield row(f"decode step {name}", f"{batch} x 1024", times.step_ms, "ms", goal, f"{rate:.2f} TB/s")
         yield row(f"prefill {name}", "4096", bench.prefill(4096), "ms", None)
+        del bench
+        torch.cuda.empty_cache()
+    for (name, form), prompts in LARGE.items():
+        bench = Bench(name, 1_700, 32, weights=form)
+        for batch in (1, 32):
+            yield row(f"decode step {name} {form}", f"{batch} x 1024", bench.decode(batch, 1024).step_ms, "ms", None)
+        for tokens, vllm in prompts.items():
+            published = f"vLLM {vllm}" if vllm else ""
+            yield row(f"prefill {name} {form}", str(tokens), bench.prefill(tokens), "ms", None, published)
         del bench
         torch.cuda.empty_cache()
 

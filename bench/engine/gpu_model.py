@@ -82,6 +82,7 @@ _GPT_OSS: Final = _shape(
 SHAPES: Final[Mapping[str, dict[str, Any]]] = {
     "Llama-3.1-8B": _shape(_LLAMA, 4096, 14336, 32, 32),
     "Llama-3.2-1B": _shape(_LLAMA, 2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True),
+    "Llama-3.3-70B": _shape(_LLAMA, 8192, 28672, 80, 64),
     "Llama-3.2-3B": _shape(_LLAMA, 3072, 8192, 28, 24, tie_word_embeddings=True),
     "Qwen3-0.6B": _shape(_QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True),
     "Qwen3-30B-A3B": _shape(

@@ -128,3 +128,26 @@ def test_more_pairs_than_are_sorted_at_once_give_the_sums_of_one_piece(monkeypat
     whole = experts(x, stacks, routing)
     monkeypatch.setattr(expert_sort, "MAX_PAIRS", 1000)
     assert torch.equal(experts(x, stacks, routing), whole)
+
+
+def test_no_piece_of_many_pairs_is_larger_than_what_is_sorted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from baton_kernels.experts import experts
+    from baton_kernels.experts.expert_inputs import Mxfp4Stacks, Routing
+    from baton_kernels.experts.gpu import expert_sort, streamed_mxfp4
+
+    sorted_at_once = list[int]()
+
+    def record(x: Tensor, stacks: Mxfp4Stacks, routing: Routing, out: Tensor) -> None:
+        sorted_at_once.append(routing.pairs)
+        out.copy_(x)
+
+    monkeypatch.setattr(expert_sort, "MAX_PAIRS", 1000)
+    monkeypatch.setattr(streamed_mxfp4, "mxfp4_experts", record)
+    codes, scales, _ = draw(4, 64, 32, "cpu")
+    stack = pack_mxfp4(codes, scales)
+    stacks = Mxfp4Stacks(stack, torch.zeros(4, 64), stack, torch.zeros(4, 64), 7.0, 1.702)
+    x = torch.randn(1000, 32)
+    routing = Routing(torch.ones(1000, 3), torch.zeros(1000, 3, dtype=torch.int64))
+    assert torch.equal(experts.experts(x, stacks, routing), x)
+    assert sum(sorted_at_once) == routing.pairs
+    assert max(sorted_at_once) <= 1000

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from msgspec.structs import replace
 
 from baton_engine.scheduling.events import Failed, SequenceSpec
+from baton_wire.messages.encoding import Encode, Encoding, EncodingKind, EncodingLimits
 from baton_wire.messages.gateway_link import Reserve
 from baton_wire.messages.values import Grammar, Reason, RequestKey, SamplingParams, Thought, pack_ids
 from baton_worker.building.parts import RequestLimits
-from baton_worker.serving.intake import sequence_spec
+from baton_worker.serving.intake import encoding_spec, sequence_spec
 
 LIMITS = RequestLimits(vocab_size=100, max_context_tokens=32, max_choices=4)
 MESSAGE = Reserve(
@@ -75,3 +77,48 @@ def test_a_worker_that_only_keeps_time_says_that_it_follows_no_grammar() -> None
     assert isinstance(refusal, Failed)
     assert refusal.reason is Reason.GRAMMAR
     assert "only keeps time" in refusal.detail
+
+
+ENCODE = Encode(
+    request=b"r" * 16,
+    attempt=1,
+    tokens=pack_ids([1, 2, 3, 4]),
+    output=Encoding(EncodingKind.EMBEDDING),
+    timeout_s=30.0,
+    salt="tenant",
+)
+EMBEDS = EncodingLimits(8, generates=False)
+LABELS = EncodingLimits(8, labels=2, generates=False, embeds=False)
+RANKS = EncodingLimits(8, generates=False, embeds=False, reranks=True)
+OF_LABELS = Encoding(EncodingKind.LABELS)
+OF_TOKENS = Encoding(EncodingKind.TOKENS, token_ids=(5, 6))
+
+
+@pytest.mark.parametrize(
+    ("limits", "output"),
+    [(EMBEDS, ENCODE.output), (LABELS, OF_LABELS), (RANKS, OF_TOKENS), (EncodingLimits(8), OF_TOKENS)],
+)
+def test_a_prompt_to_encode_becomes_a_spec_of_its_output(limits: EncodingLimits, output: Encoding) -> None:
+    allowed = dataclasses.replace(LIMITS, encoding=limits)
+    spec = encoding_spec(replace(ENCODE, output=output), allowed, now=100.0)
+    assert isinstance(spec, SequenceSpec)
+    assert (spec.encoding, spec.deadline_s, spec.prompt_tokens) == (output, 130.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("limits", "change", "names"),
+    [
+        (None, {}, "output.kind: embedding.*encodes no prompts"),
+        (EMBEDS, {"output": OF_LABELS}, "output.kind: labels.*allowed: embedding, tokens$"),
+        (EMBEDS, {"output": Encoding(EncodingKind.EMBEDDING, dimensions=9)}, "dimensions: 9.*8"),
+        (RANKS, {"output": Encoding(EncodingKind.TOKENS, token_ids=(100,))}, "token_ids: 100"),
+        (EMBEDS, {"tokens": pack_ids([1, 100])}, "tokens: 100"),
+    ],
+)
+def test_an_output_that_the_model_has_not_is_refused_by_name(
+    limits: EncodingLimits | None, change: dict[str, object], names: str
+) -> None:
+    refusal = encoding_spec(replace(ENCODE, **change), dataclasses.replace(LIMITS, encoding=limits), now=0.0)
+    assert isinstance(refusal, Failed)
+    assert refusal.reason is Reason.BAD_REQUEST
+    assert re.search(names, refusal.detail), refusal.detail

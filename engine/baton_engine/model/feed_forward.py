@@ -62,7 +62,7 @@ def _router(experts: Experts, reader: ParameterReader, prefix: str) -> Router | 
     name, corrected = f"{prefix}{experts.router}", experts.corrected
     if corrected is not None:
         bias, weight = reader.exact(prefix + corrected.bias).flatten(), reader.exact(f"{name}.weight")
-        correction = Correction(corrected.sigmoid, corrected.groups, corrected.groups_per_token, corrected.scale)
+        correction = Correction(corrected.groups, corrected.groups_per_token, corrected.scale)
         return CorrectedRouter(weight, bias, experts.per_token, experts.normalised, correction)
     bias_or_none = reader.tensor(f"{name}.bias") if experts.router_bias else None
     arrived = torch.zeros(1, dtype=torch.int32, device=reader.device)

@@ -68,7 +68,7 @@ def _admit_new(state: EngineState, draft: StepDraft) -> None:
 def _awaits_beginning(state: EngineState, draft: StepDraft, prefix: SharedPrefix) -> bool:
     """True while another prompt computes enough of this one's beginning, which is not published yet."""
     config = state.config
-    if not config.prefix_cache or not prefix.uses_cache:
+    if not config.prefix_cache or not prefix.reads_cache:
         return False
     in_flight = (chunk.prefix for step in state.in_flight for chunk in step.chunks)
     others = {id(other): other for other in (*state.prefilling, *in_flight, *(chunk.prefix for chunk in draft.chunks))}
@@ -111,11 +111,11 @@ def _start(state: EngineState, draft: StepDraft, prefix: SharedPrefix) -> bool:
     if len(members) > state.slots.available:
         return False
     _tokens(prefix)
-    if prefix.request.spec.encoding is None:
+    if prefix.is_published:
         prefix.fill_digests(config.block_tokens)
     # At least one token is computed: the first output is drawn from its logits.
-    uses_cache = config.prefix_cache and prefix.uses_cache
-    hits = pool.match(prefix.digests, (len(prefix.tokens) - 1) // config.block_tokens) if uses_cache else []
+    reads_cache = config.prefix_cache and prefix.reads_cache
+    hits = pool.match(prefix.digests, (len(prefix.tokens) - 1) // config.block_tokens) if reads_cache else []
     cached = len(hits) // pool.groups * config.block_tokens
     if not _size_of_next(state, draft, prefix, len(prefix.tokens) - cached):
         return False

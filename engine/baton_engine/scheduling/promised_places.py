@@ -56,7 +56,7 @@ class PromisedPlaces:
 
 def _is_coming(request: Request, state: EngineState) -> bool:
     prefix = request.prefix
-    if prefix is None or request.is_stopped or not state.config.prefix_cache:
+    if prefix is None or request.is_stopped or not (state.config.prefix_cache and prefix.is_published):
         return False
     return prefix.stage in _COMING and bool(prefix.tokens) and _has_full_block_left(prefix, state.config.block_tokens)
 

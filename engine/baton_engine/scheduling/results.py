@@ -81,8 +81,7 @@ def _advance_prefix(state: EngineState, chunk: LaunchedChunk) -> None:
     prefix.done_tokens = chunk.end
     if prefix.stage is SharedPrefixStage.GONE:
         owner = _branched_owner(prefix) or owner
-    is_kept = state.config.prefix_cache and prefix.request.spec.encoding is None
-    if is_kept and state.pool.table(owner):
+    if state.config.prefix_cache and prefix.is_published and state.pool.table(owner):
         publish(state, owner, prefix.digests, prefix.request.root, first, last)
     if prefix.stage is not SharedPrefixStage.GONE:  # else its branches drop unseen blocks as they grow
         drop_unseen(state, owner, chunk.end)

@@ -137,11 +137,16 @@ class SharedPrefix:
         return spec.sampling.prompt_logprobs is not None and len(self.tokens) == spec.prompt_tokens
 
     @property
-    def uses_cache(self) -> bool:
-        """True when its KV may come from the prefix cache, and go there. An encoded prompt's does not: its result would
-        depend on what was computed before.
+    def is_published(self) -> bool:
+        """True when its KV goes to the prefix cache. An encoded prompt gives its blocks back instead."""
+        return self.request.spec.encoding is None
+
+    @property
+    def reads_cache(self) -> bool:
+        """True when its KV may come from the prefix cache. An encoded prompt's does not: its result would depend on
+        what was computed before.
         """
-        return not self.is_scored and self.request.spec.encoding is None
+        return self.is_published and not self.is_scored
 
     @property
     def num_tokens(self) -> int:

@@ -33,12 +33,12 @@ from baton_gateway.openai_api.encoding_types import (
 from baton_gateway.openai_api.json_pieces import PIECE_BYTES, JsonBytes
 from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_gateway.openai_api.response_encoding import AnswerHead, Usage
-from baton_gateway.requests.encode_plan import Scoring, label_probabilities, pair_scores
+from baton_gateway.requests.encode_plan import label_probabilities, pair_scores
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_wire.messages.encoding import EncodingLimits, unpack_floats
+from baton_wire.messages.encoding import unpack_floats
 
 ParseEncoding = Callable[[dict[str, Any], UnknownFields], EncodeRequest]
 SendPieces = Callable[[web.BaseRequest, Sequence[JsonBytes]], Awaitable[web.StreamResponse]]
@@ -113,11 +113,9 @@ class EncodingApi:
             self._relay.client_gone(live)
         if isinstance(usage, Problem):
             raise RefusedError(usage)
-        assert live.fingerprint is not None
-        limits = self._table.encoding(live.fingerprint)
         results, head = writer.results(), writer.head
         assert head is not None
-        arguments = (live, parsed, head, results, usage, limits)
+        arguments = (live, parsed, head, results, usage)
         if sum(map(len, results)) <= PIECE_BYTES:
             return await self._send(request, _body(*arguments))
         return await self._send(request, await asyncio.to_thread(_body, *arguments))
@@ -129,20 +127,19 @@ def _body(
     head: AnswerHead,
     results: Sequence[bytes],
     usage: Usage,
-    limits: EncodingLimits | None,
 ) -> list[JsonBytes]:
     """Encode the answer. May be called in another thread."""
-    assert live.encoding is not None
+    plan = live.encoding
+    assert plan is not None
     assert live.text is not None
     if request.task is EncodeTask.EMBED:
         return embedding_body(head, results, request.is_base64, usage)
     values = [unpack_floats(packed) for packed in results]
-    is_probability = limits is None or limits.is_probability
     if request.task is EncodeTask.CLASSIFY:
-        rows = [label_probabilities(row, is_probability) for row in values]
+        rows = [label_probabilities(row, plan.is_probability) for row in values]
         return classification_body(head, rows, live.text.bundle.labels, usage)
-    scoring = live.encoding.scoring or Scoring.COSINE
-    scores = pair_scores(request, scoring, values, is_probability)
+    assert plan.scoring is not None
+    scores = pair_scores(request, plan.scoring, values, plan.is_probability)
     if request.task is EncodeTask.RERANK:
         return rerank_body(head, request, scores, usage)
     return score_body(head, scores, usage)

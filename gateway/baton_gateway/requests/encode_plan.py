@@ -70,6 +70,8 @@ class EncodePlan:
     """How pairs are scored; None: there are no pairs."""
     longest: int | None = None
     """The tokens after which a text is cut; None: it is not."""
+    is_probability: bool = True
+    """Scores of labels are shown as probabilities; False: as logits."""
 
 
 def find_unserved(request: EncodeRequest, limits: EncodingLimits) -> Problem | None:
@@ -94,7 +96,10 @@ def plan_encoding(request: EncodeRequest, limits: EncodingLimits, bundle: Bundle
             return _plan_embedding(request, limits, bundle)
         case EncodeTask.CLASSIFY:
             inputs = tuple(_plain(text) for text in request.prompts)
-            return EncodePlan(inputs, request.fields, Encoding(EncodingKind.LABELS), limits.labels, None)
+            labels = Encoding(EncodingKind.LABELS)
+            return EncodePlan(
+                *(inputs, request.fields, labels, limits.labels, None), is_probability=limits.is_probability
+            )
     if limits.labels or limits.reranks:
         return _plan_pairs(request, limits, bundle)
     if request.instruction is not None:
@@ -157,7 +162,8 @@ def _plan_pairs(request: EncodeRequest, limits: EncodingLimits, bundle: Bundle) 
         if request.instruction is not None:
             raise invalid("instruction", "'instruction' is not supported: this model reads the two texts alone.")
         inputs = tuple((*_plain(left), *_plain(right)) for left, right in pairs)
-        return EncodePlan(inputs, fields, Encoding(EncodingKind.LABELS), 1, Scoring.LABEL)
+        labels = Encoding(EncodingKind.LABELS)
+        return EncodePlan(inputs, fields, labels, 1, Scoring.LABEL, is_probability=limits.is_probability)
     instruction = request.instruction or _prefix("", bundle.default_prompt, bundle) or INSTRUCTION
     escape = SpecialTokenEscape(bundle.control_tokens)
     questions = tuple(
@@ -206,7 +212,8 @@ def label_probabilities(logits: Sequence[float], is_probability: bool) -> list[f
         return [sigmoid(logits[0])]
     greatest = max(logits)
     weights = [math.exp(logit - greatest) for logit in logits]
-    return [weight / sum(weights) for weight in weights]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def sigmoid(logit: float) -> float:

@@ -1,5 +1,6 @@
-"""A router that chooses experts by corrected scores: scores plus a bias for each expert, perhaps within the best groups
-of experts. Shares in the sum are made from the scores alone (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+"""A router that chooses experts by corrected scores: sigmoids of logits plus a bias for each expert, perhaps within
+the best groups of experts. Shares in the sum are made from the scores alone (DeepSeek-V3, arXiv 2412.19437, section
+2.1.2).
 
 Plain operations of torch on every device. Bytes: E·H weights; T·E scores are read some ten times.
 """
@@ -20,8 +21,7 @@ def route_corrected(
     x: Tensor, weight: Tensor, bias: Tensor, per_token: int, normalised: bool, correction: Correction
 ) -> Routing:
     """Route x [T, H] by weight [E, H] and bias [E], both float32, computing in float32. Of equals the lowest number."""
-    logits = functional.linear(x.float(), weight)
-    scores = logits.sigmoid() if correction.sigmoid else logits.softmax(-1)
+    scores = functional.linear(x.float(), weight).sigmoid()
     order = _within_groups(scores + bias, correction).sort(dim=-1, descending=True, stable=True).indices
     experts = order[:, :per_token].contiguous()
     shares = scores.gather(1, experts)

@@ -31,10 +31,8 @@ class Routing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How a router with a bias that corrects its choice scores experts."""
+    """How a router with a bias that corrects its choice takes groups of experts, and weighs experts."""
 
-    sigmoid: bool
-    """True: a score is the sigmoid of its logit; False: scores are a softmax of all logits."""
     groups: int
     """Groups of equally many experts, at least two in each; 1: there are none."""
     groups_per_token: int

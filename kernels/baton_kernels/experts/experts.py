@@ -186,7 +186,8 @@ def _mxfp4_experts(x: Tensor, stacks: Mxfp4Stacks, routing: Routing) -> Tensor:
     tokens, per_token = routing.experts.shape
     if routing.pairs > MAX_PAIRS:
         out = torch.empty_like(x)
-        pieces = (tensor.chunk(-(-routing.pairs // MAX_PAIRS)) for tensor in (x, *routing, out))
+        count = -(-tokens // (MAX_PAIRS // per_token))
+        pieces = (tensor.chunk(count) for tensor in (x, *routing, out))
         for rows, shares, numbers, piece in zip(*pieces, strict=True):
             mxfp4_experts(rows, stacks, Routing(shares, numbers), out=piece)
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from baton_engine.scheduling import promised_places
 from baton_engine.scheduling.events import SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_testing.engine.toy_engine import Engine, config, engine, key, spec
+from baton_wire.messages.encoding import Encoding, EncodingKind
 from baton_wire.messages.values import PLACE_BYTES, pack_ids
 from baton_wire.rules.prefix_digests import PromptPlaces, sparse_lengths
 
@@ -135,3 +137,11 @@ def test_after_any_history_exactly_what_is_cached_stays_announced(seed: int) -> 
     reader.read()
     assert all(place.promises == 0 and place.groups for place in running.scheduler.pool.places._places.values())
     assert running.scheduler.knows(key(1)) is False
+
+
+def test_a_prompt_that_is_encoded_promises_nothing_because_it_is_never_cached() -> None:
+    request = replace(spec(1, 800), encoding=Encoding(EncodingKind.EMBEDDING))
+    running, reader = accepted(request)
+    assert reader.known == set()
+    running.turn()
+    assert reader.read() == set()

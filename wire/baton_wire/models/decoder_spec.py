@@ -119,12 +119,10 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class CorrectedChoice:
-    """Experts are chosen by score plus a bias; their shares come from the scores alone."""
+    """Experts are chosen by score, the sigmoid of a logit, plus a bias; their shares come from the scores alone."""
 
     bias: str
     """Tensor with a number for each expert, after the layer's prefix."""
-    sigmoid: bool
-    """True: a score is the sigmoid of its logit; False: scores are a softmax of all logits."""
     groups: int = 1
     """Groups of equally many experts; a group is as good as its two best experts."""
     groups_per_token: int = 1

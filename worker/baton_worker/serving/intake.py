@@ -53,9 +53,11 @@ def encoding_spec(message: Encode, limits: RequestLimits, now: float) -> Sequenc
         return Failed(key, Reason.BAD_REQUEST, fault)
     allowed = limits.encoding
     if allowed is None:
-        return Failed(key, Reason.BAD_REQUEST, "this worker encodes no prompts")
+        return Failed(key, Reason.BAD_REQUEST, f"output.kind: {output.kind}, but this worker encodes no prompts")
     if output.kind is EncodingKind.LABELS and not allowed.labels:
-        return Failed(key, Reason.BAD_REQUEST, "output: the model has no labels")
+        return Failed(
+            key, Reason.BAD_REQUEST, "output.kind: labels, but the model has none; allowed: embedding, tokens"
+        )
     if output.dimensions is not None and output.dimensions > allowed.width:
         return Failed(key, Reason.BAD_REQUEST, f"dimensions: {output.dimensions} exceed the model's {allowed.width}")
     spec = SequenceSpec(

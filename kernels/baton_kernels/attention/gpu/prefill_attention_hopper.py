@@ -13,6 +13,7 @@ are set to zero in shared memory before the first product.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# ruff: noqa: RUF005 - Gluon unpacks no tuples
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ TILE_TOKENS = {64: 128, 128: 128, 256: 64}
 
 @gluon.jit
 def _fetch(
-    pool, table_ptr, k_boxes, v_boxes, k_ready, k_free, v_ready, v_free, tiles, visits, first_page, last_page,
-    head_row, KV_HEADS: gl.constexpr, D: gl.constexpr, BLOCK_TOKENS: gl.constexpr, BLOCK_ROWS: gl.constexpr,
+    KV_HEADS: gl.constexpr, D: gl.constexpr, BLOCK_TOKENS: gl.constexpr, BLOCK_ROWS: gl.constexpr, pool, table_ptr,
+    k_boxes, v_boxes, k_ready, k_free, v_ready, v_free, tiles, visits, first_page, last_page, head_row,
 ):  # fmt: skip
     BLOCK_N: gl.constexpr = 128 if D <= 128 else 64
     PAGES: gl.constexpr = BLOCK_N // BLOCK_TOKENS
@@ -158,11 +159,12 @@ def _advance(
 
 @gluon.jit
 def _attend(
+    NUMBER: gl.constexpr, Q_HEADS: gl.constexpr, KV_HEADS: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
     q_ptr, sinks_ptr, out_ptr, q_tile, k_tiles, v_tiles, k_ready, k_free, v_ready, v_free, turns, tiles, masked_tiles,
-    whole, visits, length, prefix, tile, query_begin, query_len, kv_head, scale, window, NUMBER: gl.constexpr,
-    WARPGROUPS: gl.constexpr, Q_HEADS: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, WINDOW: gl.constexpr,
-    SINKS: gl.constexpr,
+    whole, visits, length, prefix, tile, query_begin, query_len, kv_head, scale, window,
 ):  # fmt: skip
+    D: gl.constexpr = q_tile.shape[1]
+    WARPGROUPS: gl.constexpr = turns.shape[0]
     GROUP: gl.constexpr = Q_HEADS // KV_HEADS
     TOKENS: gl.constexpr = WARPGROUPS * ROWS // GROUP
     BLOCK_N: gl.constexpr = k_tiles.shape[1]
@@ -316,44 +318,29 @@ def _prefill_hopper_kernel(
         last_page = (length - 1) // BLOCK_TOKENS
         head_row = (layer * 2 * KV_HEADS + kv_head) * BLOCK_TOKENS
         BLOCK_ROWS: gl.constexpr = LAYERS * 2 * KV_HEADS * BLOCK_TOKENS
-        if WARPGROUPS == 3:
-            gl.warp_specialize(
-                [
-                    (_attend, (q_ptr, sinks_ptr, out_ptr, q_tiles.index(0), k_tiles, v_tiles, k_ready, k_free,
-                               v_ready, v_free, turns, tiles, masked_tiles, whole, visits, length, prefix, tile,
-                               query_begin, query_len, kv_head, scale, window, 0, WARPGROUPS, Q_HEADS, KV_HEADS, D,
-                               WINDOW, SINKS)),
-                    (_attend, (q_ptr, sinks_ptr, out_ptr, q_tiles.index(1), k_tiles, v_tiles, k_ready, k_free,
-                               v_ready, v_free, turns, tiles, masked_tiles, whole, visits, length, prefix, tile,
-                               query_begin, query_len, kv_head, scale, window, 1, WARPGROUPS, Q_HEADS, KV_HEADS, D,
-                               WINDOW, SINKS)),
-                    (_attend, (q_ptr, sinks_ptr, out_ptr, q_tiles.index(2), k_tiles, v_tiles, k_ready, k_free,
-                               v_ready, v_free, turns, tiles, masked_tiles, whole, visits, length, prefix, tile,
-                               query_begin, query_len, kv_head, scale, window, 2, WARPGROUPS, Q_HEADS, KV_HEADS, D,
-                               WINDOW, SINKS)),
-                    (_fetch, (pool, table_ptr, k_boxes, v_boxes, k_ready, k_free, v_ready, v_free, tiles, visits,
-                              first_page, last_page, head_row, KV_HEADS, D, BLOCK_TOKENS, BLOCK_ROWS)),
-                ],
-                [4, 4, 1],
-                [160, 160, 24],
-            )  # fmt: skip
-        else:
-            gl.warp_specialize(
-                [
-                    (_attend, (q_ptr, sinks_ptr, out_ptr, q_tiles.index(0), k_tiles, v_tiles, k_ready, k_free,
-                               v_ready, v_free, turns, tiles, masked_tiles, whole, visits, length, prefix, tile,
-                               query_begin, query_len, kv_head, scale, window, 0, WARPGROUPS, Q_HEADS, KV_HEADS, D,
-                               WINDOW, SINKS)),
-                    (_attend, (q_ptr, sinks_ptr, out_ptr, q_tiles.index(1), k_tiles, v_tiles, k_ready, k_free,
-                               v_ready, v_free, turns, tiles, masked_tiles, whole, visits, length, prefix, tile,
-                               query_begin, query_len, kv_head, scale, window, 1, WARPGROUPS, Q_HEADS, KV_HEADS, D,
-                               WINDOW, SINKS)),
-                    (_fetch, (pool, table_ptr, k_boxes, v_boxes, k_ready, k_free, v_ready, v_free, tiles, visits,
-                              first_page, last_page, head_row, KV_HEADS, D, BLOCK_TOKENS, BLOCK_ROWS)),
-                ],
-                [4, 1],
-                [240, 24],
-            )  # fmt: skip
+        # Constants lose their kind in variables and on the right of a `+`, so neither they nor the lists are joined.
+        shared = (
+            k_tiles, v_tiles, k_ready, k_free, v_ready, v_free, turns, tiles, masked_tiles, whole, visits, length,
+            prefix, tile, query_begin, query_len, kv_head, scale, window,
+        )  # fmt: skip
+        fetched = (
+            pool, table_ptr, k_boxes, v_boxes, k_ready, k_free, v_ready, v_free, tiles, visits, first_page, last_page,
+            head_row,
+        )  # fmt: skip
+        gl.warp_specialize(
+            [
+                (_attend, (0, Q_HEADS, KV_HEADS, WINDOW, SINKS, q_ptr, sinks_ptr, out_ptr, q_tiles.index(0)) + shared),
+                (_attend, (1, Q_HEADS, KV_HEADS, WINDOW, SINKS, q_ptr, sinks_ptr, out_ptr, q_tiles.index(1)) + shared),
+                (_attend, (2, Q_HEADS, KV_HEADS, WINDOW, SINKS, q_ptr, sinks_ptr, out_ptr, q_tiles.index(2)) + shared),
+                (_fetch, (KV_HEADS, D, BLOCK_TOKENS, BLOCK_ROWS) + fetched),
+            ] if WARPGROUPS == 3 else [
+                (_attend, (0, Q_HEADS, KV_HEADS, WINDOW, SINKS, q_ptr, sinks_ptr, out_ptr, q_tiles.index(0)) + shared),
+                (_attend, (1, Q_HEADS, KV_HEADS, WINDOW, SINKS, q_ptr, sinks_ptr, out_ptr, q_tiles.index(1)) + shared),
+                (_fetch, (KV_HEADS, D, BLOCK_TOKENS, BLOCK_ROWS) + fetched),
+            ],
+            [4, 4, 1] if WARPGROUPS == 3 else [4, 1],
+            [160, 160, 24] if WARPGROUPS == 3 else [240, 24],
+        )  # fmt: skip
 
 
 def suits_hopper(q: Tensor, kv_pool: Tensor, window: int | None) -> bool:

@@ -63,7 +63,7 @@ def _experts(fields: ConfigFields) -> Experts:
         router="mlp.gate",
         tensors=ExpertTensors("mlp.experts.{number}", ("gate_proj", "up_proj", "down_proj")),
         corrected=CorrectedChoice(
-            "mlp.gate.e_score_correction_bias", True, groups, taken, fields.number("routed_scaling_factor", 1.0)
+            "mlp.gate.e_score_correction_bias", groups, taken, fields.number("routed_scaling_factor", 1.0)
         ),
         shared=SharedExpert(inner * fields.integer("n_shared_experts", 1, maximum=MAX_EXPERTS), "mlp.shared_experts"),
     )

@@ -44,7 +44,7 @@ def _layers(fields: ConfigFields, positions: int) -> tuple[LayerSpec, ...]:
 
 
 def _rope(fields: ConfigFields, positions: int, head_dim: int) -> RopeConfig:
-    """The rope, whose share published files give as a number of dimensions."""
+    """Read the RoPE. Published files give the share of a head that is rotated as a number of dimensions."""
     share = fields.integer("rotary_dim", head_dim, maximum=head_dim) / head_dim
     return read_rope(fields, positions, replace(ROPE, share=share))
 
@@ -62,7 +62,7 @@ def _experts(fields: ConfigFields) -> Experts:
         normalised=True,
         router="block_sparse_moe.gate",
         tensors=ExpertTensors("block_sparse_moe.experts.{number}", ("w1", "w3", "w2")),
-        corrected=CorrectedChoice("block_sparse_moe.e_score_correction_bias", sigmoid=True),
+        corrected=CorrectedChoice("block_sparse_moe.e_score_correction_bias"),
     )
 
 

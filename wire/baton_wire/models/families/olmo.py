@@ -70,8 +70,9 @@ def _block(fields: ConfigFields) -> Dense:
 
 
 def _ropes(fields: ConfigFields, positions: int) -> dict[str, RopeConfig]:
-    """The ropes by the layers' kind: an object for each in `rope_parameters`, or `rope_scaling` of the layers without
-    a window. In that older layout transformers reads the base of one kind alone, so only the default is safe."""
+    """Read the RoPE of layers without a window and of layers with one. `rope_parameters` has an object for each; the
+    older `rope_scaling` holds for layers without a window. With the latter, transformers applies `rope_theta` to layers
+    of one kind only, so no other base than the default is accepted."""
     if fields.raw("rope_parameters") is None:
         fields.only("rope_theta", OLMO3_ROPE.theta, f"{OLMO3_ROPE.theta:g}, or rope_parameters for each kind of layer")
         return {FULL: read_rope(fields, positions, OLMO3_ROPE), SLIDING: RopeConfig(OLMO3_ROPE.theta, None)}
