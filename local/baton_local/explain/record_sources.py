@@ -29,7 +29,7 @@ class FoundRecords:
 
     records: list[RequestRecord]
     answered: int
-    """Gateway processes that answered; 0: tenants are not told."""
+    """Gateway processes that answered; 0: tenants do not see how many there are."""
     kept: int
     """Records that these processes keep."""
     fell_out: int
@@ -59,19 +59,16 @@ def query_path(query: RecordQuery) -> str:
 
 def ask_gateways(url: str, query: RecordQuery, token: str | None) -> FoundRecords:
     """Ask every address behind a URL, because each may be another replica. Raises LocalError where none answers."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or parts.hostname is None:
-        raise LocalError(f"--url: {url!r} is not http(s)://HOST[:PORT]")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    is_tls, host, port = _split(url)
     try:
-        infos = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise LocalError(f"--url: {parts.hostname}: {error.strerror or error}") from error
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label that is empty or too long
+        raise LocalError(f"--url: {host}: {getattr(error, 'strerror', None) or error}") from error
     addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))[:MAX_REPLICAS]
     pages: list[RecordsPage] = []
     silent: list[str] = []
     for address in addresses:
-        page = _ask(parts.scheme == "https", parts.hostname, address, port, query_path(query), token)
+        page = _ask(is_tls, host, address, port, query_path(query), token)
         if isinstance(page, str):
             silent.append(f"the gateway at {address}:{port} ({page})")
         else:
@@ -79,6 +76,19 @@ def ask_gateways(url: str, query: RecordQuery, token: str | None) -> FoundRecord
     if not pages:
         raise LocalError(f"no gateway answered: {'; '.join(silent)}")
     return _found(pages, silent, query)
+
+
+def _split(url: str) -> tuple[bool, str, int]:
+    """Return whether a URL is one of TLS, its host and its port. Raises LocalError."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # of brackets, or of the port
+        host = None
+    if host is None or parts.scheme not in ("http", "https"):
+        raise LocalError(f"--url: {url!r} is not http(s)://HOST[:PORT]")
+    is_tls = parts.scheme == "https"
+    return is_tls, host, port or (443 if is_tls else 80)
 
 
 def _found(pages: list[RecordsPage], silent: list[str], query: RecordQuery) -> FoundRecords:

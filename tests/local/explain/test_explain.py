@@ -97,3 +97,16 @@ def test_a_gateway_that_does_not_answer_is_one_line(capsys: pytest.CaptureFixtur
 def test_link_keys_that_cannot_be_read_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--url", "http://127.0.0.1:1", "--link-keys", str(tmp_path / "none")]) != 0
     assert "--link-keys: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "url", ["http://gateway:99999", "http://gateway:port", "http://[::1", "ftp://gateway", "gateway:80"]
+)
+def test_a_url_that_is_none_is_refused_by_name(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--url", url]) != 0
+    assert f"--url: {url!r} is not http(s)://HOST[:PORT]" in capsys.readouterr().err
+
+
+def test_a_host_that_no_name_can_have_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--url", "http://a..b"]) != 0
+    assert "--url: a..b: " in capsys.readouterr().err
