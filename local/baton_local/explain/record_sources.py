@@ -12,7 +12,7 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from baton_gateway.records.record_query import RecordQuery, RecordsPage
+from baton_gateway.records.record_query import RecordQuery, RecordsPage, merge_pages
 from baton_gateway.records.request_record import RequestRecord
 from baton_local.errors import LocalError
 from baton_wire.errors import AuthenticationError
@@ -64,10 +64,12 @@ def ask_gateways(url: str, query: RecordQuery, token: str | None) -> FoundRecord
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # UnicodeError: a label that is empty or too long
         raise LocalError(f"--url: {host}: {getattr(error, 'strerror', None) or error}") from error
-    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))[:MAX_REPLICAS]
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
     pages: list[RecordsPage] = []
-    silent: list[str] = []
-    for address in addresses:
+    silent = [
+        f"the gateway at {address}:{port} (not asked: over {MAX_REPLICAS})" for address in addresses[MAX_REPLICAS:]
+    ]
+    for address in addresses[:MAX_REPLICAS]:
         page = _ask(is_tls, host, address, port, query_path(query), token)
         if isinstance(page, str):
             silent.append(f"the gateway at {address}:{port} ({page})")
@@ -92,13 +94,12 @@ def _split(url: str) -> tuple[bool, str, int]:
 
 
 def _found(pages: list[RecordsPage], silent: list[str], query: RecordQuery) -> FoundRecords:
-    processes = {process.pid: process for page in pages for process in page.processes}
-    unknown = [f"gateway process {pid}" if pid else "a gateway process" for page in pages for pid in page.silent]
-    records = [record for page in pages for record in page.records]
-    if query.slowest is not None:
-        records = sorted(records, key=lambda record: -record.duration_ns)[: query.slowest]
-    kept, fell_out = (sum(getattr(process, name) for process in processes.values()) for name in ("kept", "fell_out"))
-    return FoundRecords(records, len(processes), kept, fell_out, (*silent, *unknown))
+    """Merge the pages. A gateway with two addresses answers twice; replicas may have processes of the same pid."""
+    merged = merge_pages(query, pages)
+    processes = {(process.pid, process.epoch): process for process in merged.processes}.values()
+    unknown = [f"gateway process {pid}" if pid else "a gateway process" for pid in merged.silent]
+    kept, fell_out = sum(process.kept for process in processes), sum(process.fell_out for process in processes)
+    return FoundRecords(merged.records, len(processes), kept, fell_out, (*silent, *unknown))
 
 
 def _ask(is_tls: bool, host: str, address: str, port: int, path: str, token: str | None) -> RecordsPage | str:

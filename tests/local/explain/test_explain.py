@@ -107,6 +107,33 @@ def test_a_url_that_is_none_is_refused_by_name(url: str, capsys: pytest.CaptureF
     assert f"--url: {url!r} is not http(s)://HOST[:PORT]" in capsys.readouterr().err
 
 
+def test_replicas_with_equal_pids_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = ProcessRecords(1, 5, 2, "aaaa"), ProcessRecords(1, 7, 1, "bbbb")
+    pages = {"10.0.0.1": RecordsPage([], [first]), "10.0.0.2": RecordsPage([], [second])}
+    found = ask_all(pages, monkeypatch)
+    assert (found.answered, found.kept, found.fell_out) == (2, 12, 3)
+
+
+def test_a_gateway_with_two_addresses_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = RecordsPage([RECORD], [ProcessRecords(1, 5, 2, "aaaa")])
+    found = ask_all({"127.0.0.1": page, "::1": page}, monkeypatch)
+    assert (found.answered, found.kept, found.fell_out) == (1, 5, 2)
+    assert found.records == [RECORD]
+
+
+def test_addresses_beyond_the_limit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_sources, "MAX_REPLICAS", 1)
+    found = ask_all({"10.0.0.1": RecordsPage([], []), "10.0.0.2": RecordsPage([], [])}, monkeypatch)
+    assert found.silent == ("the gateway at 10.0.0.2:80 (not asked: over 1)",)
+
+
+def ask_all(pages: dict[str, RecordsPage], monkeypatch: pytest.MonkeyPatch) -> record_sources.FoundRecords:
+    """Ask a name with these addresses."""
+    monkeypatch.setattr(record_sources, "_ask", lambda tls, host, address, *rest: pages[address])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", (address, 80)) for address in pages])
+    return record_sources.ask_gateways("http://gateways", RecordQuery(), None)
+
+
 def test_a_host_that_no_name_can_have_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--url", "http://a..b"]) != 0
     assert "--url: a..b: " in capsys.readouterr().err
