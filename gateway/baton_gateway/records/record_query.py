@@ -95,9 +95,10 @@ def merge_pages(query: RecordQuery, pages: Sequence[RecordsPage]) -> RecordsPage
 
 
 def for_tenant(page: RecordsPage) -> RecordsPage:
-    """Return what a tenant may see of its own records: no addresses, and nothing of the gateway's processes."""
+    """Return what a tenant may see of its own records: no addresses, and of the gateway's processes only how many did
+    not answer."""
     records = [msgspec.structs.replace(record, workers={}) for record in page.records]
-    return RecordsPage(records, [], page.silent)
+    return RecordsPage(records, [], [0] * len(page.silent))
 
 
 def _with_workers(record: RequestRecord, addresses: Mapping[str, str]) -> RequestRecord:
