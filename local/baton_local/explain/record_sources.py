@@ -6,6 +6,7 @@ import http.client
 import socket
 import ssl
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
@@ -69,8 +70,10 @@ def ask_gateways(url: str, query: RecordQuery, token: str | None) -> FoundRecord
     silent = [
         f"the gateway at {address}:{port} (not asked: over {MAX_REPLICAS})" for address in addresses[MAX_REPLICAS:]
     ]
-    for address in addresses[:MAX_REPLICAS]:
-        page = _ask(is_tls, host, address, port, query_path(query), token)
+    asked = addresses[:MAX_REPLICAS]
+    with ThreadPoolExecutor(len(asked)) as pool:  # each that is silent takes its whole deadline
+        answers = pool.map(lambda address: _ask(is_tls, host, address, port, query_path(query), token), asked)
+    for address, page in zip(asked, answers, strict=True):
         if isinstance(page, str):
             silent.append(f"the gateway at {address}:{port} ({page})")
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,19 @@ def test_addresses_beyond_the_limit_are_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(record_sources, "MAX_REPLICAS", 1)
     found = ask_all({"10.0.0.1": RecordsPage([], []), "10.0.0.2": RecordsPage([], [])}, monkeypatch)
     assert found.silent == ("the gateway at 10.0.0.2:80 (not asked: over 1)",)
+
+
+def test_replicas_are_asked_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Barrier(2, timeout=60.0)
+
+    def ask(*_: object) -> RecordsPage:
+        asked.wait()
+        return RecordsPage([], [])
+
+    monkeypatch.setattr(record_sources, "_ask", ask)
+    infos = [(2, 1, 6, "", (address, 80)) for address in ("10.0.0.1", "10.0.0.2")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: infos)
+    assert record_sources.ask_gateways("http://gateways", RecordQuery(), None).silent == ()
 
 
 def ask_all(pages: dict[str, RecordsPage], monkeypatch: pytest.MonkeyPatch) -> record_sources.FoundRecords:
