@@ -7,10 +7,12 @@ import socket
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton_gateway.records.record_builder import build_record
 from baton_gateway.records.record_query import ProcessRecords, RecordQuery, RecordsPage, parse_query
+from baton_gateway.records.request_record import RecordSpan
 from baton_gateway.records.trail import Moment, Trail, TrailFacts, keep
 from baton_local.__main__ import main
 from baton_local.explain import record_sources
@@ -71,6 +73,12 @@ def test_a_trace_file_has_each_span_at_its_time() -> None:
     spans = [event for event in events if event["ph"] == "X" and event["name"] != "request"]
     assert [event["dur"] for event in spans] == [span.duration_ns / 1_000 for span in RECORD.spans]
     assert json.loads(json.dumps(events)) == events
+
+
+def test_a_part_of_a_later_gateway_has_its_name_alone() -> None:
+    record = msgspec.structs.replace(RECORD, spans=[RecordSpan("novel", 0, RECORD.duration_ns)])
+    assert "(100 %): novel" in tell_story(record)
+    assert [event["args"] for event in trace_events([record])["traceEvents"]][-1] == {"meaning": "novel"}
 
 
 def test_queries_are_written_as_they_are_read() -> None:
