@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +32,7 @@ _HELP = {
 }
 
 
+@functools.cache
 def own_version() -> str:
     """Return the version; an image may contain the packages without their metadata."""
     try:
