@@ -96,7 +96,7 @@ class GatewayServer:
             self.metrics.rename = lambda page: with_vllm_names(page, next(iter(self.table.served_names()), ""))
         self._templates = TemplateRenderer()
         self._admission = Admission(_limits(settings))
-        records = RecordRing(settings.request_records)
+        records = RecordRing(settings.request_records, epoch=self.epoch.hex())
         self.relay = Relay(self.table, self._admission, self._templates, self.metrics, rules, records=records)
         self.traces = _trace_exporter(settings, self.metrics)
         if self.traces is not None:

@@ -143,7 +143,7 @@ def derived_key(master: bytes, uid: str) -> str:
 
 
 def operator_token(link_key: bytes) -> str:
-    """The bearer token by which whoever has a link key of an installation may see all of its tenants' records.
+    """The bearer token of an installation's operator, who has a link key and may see the records of all tenants.
 
     HMAC-SHA256(link key, "baton operator token"), as 64 hex digits. The link key does not follow from it.
     """

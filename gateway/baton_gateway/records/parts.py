@@ -33,7 +33,7 @@ class Part(enum.StrEnum):
     SENDING = "sending"
 
 
-MEANINGS = {
+MEANINGS: dict[str, str] = {
     Part.RECEIVING: "reading the client's body: it is large, or the client sends slowly",
     Part.QUEUED: "waiting for admission: the tenant's quota, or requests before it",
     Part.RENDERING: "rendering the chat template",
@@ -58,3 +58,8 @@ MEANINGS = {
     Part.SENDING: "sending the rest of the answer: the client reads slowly",
 }
 """The meaning of each part, as people read it."""
+
+
+def meaning_of(part: str) -> str:
+    """Return the meaning of a part; for a part of a later version of the gateway its name."""
+    return MEANINGS.get(part, part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Annotated
 from urllib.parse import parse_qsl
 
@@ -40,6 +41,8 @@ class ProcessRecords(msgspec.Struct, frozen=True):
     kept: int
     fell_out: int
     """Older records that made room since the process started."""
+    epoch: str = ""
+    """The process: replicas may have processes of the same pid. Empty: unknown."""
 
 
 class RecordsPage(msgspec.Struct, frozen=True):
@@ -76,13 +79,13 @@ def answer_query(ring: RecordRing, query: RecordQuery) -> RecordsPage:
     wanted: Iterator[KeptRecord] = (kept for kept in ring.latest() if query.fits(kept))
     if query.slowest is not None:
         wanted = iter(heapq.nlargest(query.slowest, wanted, key=lambda kept: kept.duration_s))
-    records = [_with_workers(kept.record(), addresses) for kept, _ in zip(wanted, range(MAX_ANSWERED), strict=False)]
-    return RecordsPage(records, [ProcessRecords(os.getpid(), len(ring), ring.fell_out)])
+    records = [_with_workers(kept.record(), addresses) for kept in islice(wanted, MAX_ANSWERED)]
+    return RecordsPage(records, [ProcessRecords(os.getpid(), len(ring), ring.fell_out, ring.epoch)])
 
 
 def merge_pages(query: RecordQuery, pages: Sequence[RecordsPage]) -> RecordsPage:
-    """Merge the answers of several processes into one."""
-    records = [record for page in pages for record in page.records]
+    """Merge the answers of several processes into one. A record that is in two answers is in it once."""
+    records = list({(record.id, record.started_at): record for page in pages for record in page.records}.values())
     if query.slowest is not None:
         records = sorted(records, key=lambda record: -record.duration_ns)[: query.slowest]
     else:
@@ -92,9 +95,10 @@ def merge_pages(query: RecordQuery, pages: Sequence[RecordsPage]) -> RecordsPage
 
 
 def for_tenant(page: RecordsPage) -> RecordsPage:
-    """Return what a tenant may see of its own records: no addresses, and nothing of the gateway's processes."""
+    """Return what a tenant may see of its own records: no addresses, and of the gateway's processes only how many did
+    not answer."""
     records = [msgspec.structs.replace(record, workers={}) for record in page.records]
-    return RecordsPage(records, [], page.silent)
+    return RecordsPage(records, [], [0] * len(page.silent))
 
 
 def _with_workers(record: RequestRecord, addresses: Mapping[str, str]) -> RequestRecord:

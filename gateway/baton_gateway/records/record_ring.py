@@ -41,9 +41,9 @@ class KeptRecord:
 class RecordRing:
     """The latest records; the oldest ones make room."""
 
-    def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
-        """`max_records` 0: none are kept."""
-        self._max_records, self._max_bytes = max_records, max_bytes
+    def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES, epoch: str = "") -> None:
+        """`max_records` 0: none are kept. `epoch`: this process, in the answers to queries."""
+        self._max_records, self._max_bytes, self.epoch = max_records, max_bytes, epoch
         self._kept: deque[KeptRecord] = deque()
         self._bytes = 0
         self._addresses: dict[bytes, str] = {}

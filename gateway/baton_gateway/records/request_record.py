@@ -35,7 +35,6 @@ class RecordedAttempt(msgspec.Struct, frozen=True):
     """The worker at fault."""
     chunks: int | None = None
     """Chunks in which its prompt was computed; None: not reported."""
-    preemptions: int = 0
 
 
 class SlowGap(msgspec.Struct, frozen=True):

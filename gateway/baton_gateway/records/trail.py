@@ -156,13 +156,20 @@ class TrailFacts(msgspec.Struct, frozen=True, array_like=True):
     """Its trace is exported."""
     operation: str = ""
     """The kind of work, as the conventions of OpenTelemetry name it."""
+    unanswered_s: float | None = None
+    """From the request's arrival to its client's leaving without a first token; None: it had one, or needed none."""
 
     @property
     def missed(self) -> bool:
         """Return whether it missed a target, or ended without an answer that its client waited for."""
-        is_late = self.ttft_target_s is not None and (self.first_token_s or 0.0) > self.ttft_target_s
-        is_slow = self.tpot_target_s is not None and (self.tpot_s or 0.0) > self.tpot_target_s
+        waited_s = self.unanswered_s if self.first_token_s is None else self.first_token_s
+        is_late = _is_beyond(waited_s, self.ttft_target_s)
+        is_slow = _is_beyond(self.tpot_s, self.tpot_target_s)
         return is_late or is_slow or self.outcome in ("failed", "refused")
+
+
+def _is_beyond(seconds: float | None, target_s: float | None) -> bool:
+    return seconds is not None and target_s is not None and seconds > target_s
 
 
 class KeptTrail(msgspec.Struct, frozen=True, array_like=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -19,16 +20,19 @@ from baton_wire.messages.values import WIRE_VERSION
 DISTRIBUTION = "baton-serving"
 UNKNOWN = "unknown"
 _LEAST = ("process_start_time_seconds", "process_max_fds")
+_MOST = ("process_open_fds",)
+"""The limit holds for each process, so the process with most descriptors is compared with it, and not their sum."""
 _HELP = {
     "process_virtual_memory_bytes": "Virtual memory, all processes together",
     "process_resident_memory_bytes": "Resident memory, all processes together",
     "process_cpu_seconds_total": "User and system processor time, all processes together",
-    "process_open_fds": "Open file descriptors, all processes together",
+    "process_open_fds": "Open file descriptors of the process that has most",
     "process_start_time_seconds": "Unix seconds at which the first process started",
     "process_max_fds": "The least limit of open file descriptors",
 }
 
 
+@functools.cache
 def own_version() -> str:
     """Return the version; an image may contain the packages without their metadata."""
     try:
@@ -55,7 +59,8 @@ class BuildAndProcesses(Collector):
                     values[sample.name].append(sample.value)
         for name, text in _HELP.items():
             if values[name]:
-                value = min(values[name]) if name in _LEAST else sum(values[name])
+                combine = min if name in _LEAST else max if name in _MOST else sum
+                value = combine(values[name])
                 is_counter = name.endswith("_total")
                 yield (CounterMetricFamily if is_counter else GaugeMetricFamily)(name, text, value=value)
 

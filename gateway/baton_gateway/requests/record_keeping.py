@@ -7,6 +7,7 @@ import time
 from baton_gateway.openai_api.encoding_types import EncodeRequest, EncodeTask
 from baton_gateway.openai_api.openai_types import ChatRequest
 from baton_gateway.records.trail import SLOW_GAP_S, Moment, Trail, TrailFacts
+from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.live_request import LiveRequest, RelayRules
 
 OWN_QUOTA, TURN = "its tenant's own quota", "requests before it"
@@ -32,14 +33,15 @@ def trail_facts(live: LiveRequest, rules: RelayRules) -> TrailFacts:
         for choice, tokens in times.tokens.items()
         if tokens > 1
     ]
-    age_s = trail.marks[-1].at_s - trail.began_s
+    ended_s = trail.marks[-1].at_s
+    is_abandoned = live.outcome == Outcome.CANCELLED and first_s is None and not isinstance(live.request, EncodeRequest)
     return TrailFacts(
         id=live.request_id,
         tenant=live.tenant.name,
         model=live.request.options.model if live.fingerprint is not None else "",
         outcome=live.outcome,
         code="" if live.problem is None else live.problem.code or "",
-        started_at=time.time() - age_s,
+        started_at=time.time() - (ended_s - trail.began_s),
         prompt_tokens=life.prompt_tokens(),
         completion_tokens=life.completion_tokens(),
         cached_tokens=life.cached_tokens(),
@@ -51,6 +53,7 @@ def trail_facts(live: LiveRequest, rules: RelayRules) -> TrailFacts:
         parent_id="" if trace is None else trace.parent_id,
         is_sampled=trace is not None and trace.is_sampled,
         operation=_operation(live),
+        unanswered_s=ended_s - times.arrived_s if is_abandoned else None,
     )
 
 

@@ -73,9 +73,8 @@ class TraceExporter:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, within_s)
         await asyncio.to_thread(self._sender.close)
-        if left := len(self._waiting):
-            self._waiting.clear()
-            self._count(TraceResult.DROPPED, left)
+        if left := self._take(self._max_waiting):
+            self._count(TraceResult.DROPPED, len(left))
 
     def _run(self) -> None:
         while True:
@@ -83,10 +82,20 @@ class TraceExporter:
             self._stopping.wait(self._linger_s)
             is_last = self._stopping.is_set()
             self._wake.clear()
-            while self._waiting:
-                self._export([self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))])
+            while batch := self._take(BATCH):
+                self._export(batch)
             if is_last:
                 return
+
+    def _take(self, most: int) -> list[KeptTrail]:
+        """Take trails off the queue. The thread and `stop` may do so at the same time; each trail is taken once."""
+        taken: list[KeptTrail] = []
+        while len(taken) < most:
+            try:
+                taken.append(self._waiting.popleft())
+            except IndexError:
+                break
+        return taken
 
     def _export(self, trails: list[KeptTrail]) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from baton_gateway.records.parts import MEANINGS, Part
+from baton_gateway.records.parts import meaning_of
 from baton_gateway.records.request_record import RequestRecord
 
 _NS_PER_US = 1_000
@@ -21,7 +21,7 @@ def trace_events(records: Sequence[RequestRecord]) -> dict[str, Any]:
         events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}})
         events.append(_event("request", row, offset, record.duration_ns, {"tokens": record.completion_tokens}))
         for span in record.spans:
-            arguments = {"meaning": MEANINGS[Part(span.part)], "detail": span.detail, "worker": span.worker}
+            arguments = {"meaning": meaning_of(span.part), "detail": span.detail, "worker": span.worker}
             given = {key: value for key, value in arguments.items() if value}
             events.append(_event(span.part, row, offset + span.start_ns / _NS_PER_US, span.duration_ns, given))
     return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -6,13 +6,14 @@ import http.client
 import socket
 import ssl
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from baton_gateway.records.record_query import RecordQuery, RecordsPage
+from baton_gateway.records.record_query import RecordQuery, RecordsPage, merge_pages
 from baton_gateway.records.request_record import RequestRecord
 from baton_local.errors import LocalError
 from baton_wire.errors import AuthenticationError
@@ -29,7 +30,7 @@ class FoundRecords:
 
     records: list[RequestRecord]
     answered: int
-    """Gateway processes that answered; 0: tenants are not told."""
+    """Gateway processes that answered; 0: tenants do not see how many there are."""
     kept: int
     """Records that these processes keep."""
     fell_out: int
@@ -59,19 +60,20 @@ def query_path(query: RecordQuery) -> str:
 
 def ask_gateways(url: str, query: RecordQuery, token: str | None) -> FoundRecords:
     """Ask every address behind a URL, because each may be another replica. Raises LocalError where none answers."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or parts.hostname is None:
-        raise LocalError(f"--url: {url!r} is not http(s)://HOST[:PORT]")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    is_tls, host, port = _split(url)
     try:
-        infos = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise LocalError(f"--url: {parts.hostname}: {error.strerror or error}") from error
-    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))[:MAX_REPLICAS]
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label that is empty or too long
+        raise LocalError(f"--url: {host}: {getattr(error, 'strerror', None) or error}") from error
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
     pages: list[RecordsPage] = []
-    silent: list[str] = []
-    for address in addresses:
-        page = _ask(parts.scheme == "https", parts.hostname, address, port, query_path(query), token)
+    silent = [
+        f"the gateway at {address}:{port} (not asked: over {MAX_REPLICAS})" for address in addresses[MAX_REPLICAS:]
+    ]
+    asked = addresses[:MAX_REPLICAS]
+    with ThreadPoolExecutor(len(asked)) as pool:  # each that is silent takes its whole deadline
+        answers = pool.map(lambda address: _ask(is_tls, host, address, port, query_path(query), token), asked)
+    for address, page in zip(asked, answers, strict=True):
         if isinstance(page, str):
             silent.append(f"the gateway at {address}:{port} ({page})")
         else:
@@ -81,14 +83,26 @@ def ask_gateways(url: str, query: RecordQuery, token: str | None) -> FoundRecord
     return _found(pages, silent, query)
 
 
+def _split(url: str) -> tuple[bool, str, int]:
+    """Return whether a URL is one of TLS, its host and its port. Raises LocalError."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # of brackets, or of the port
+        host = None
+    if host is None or parts.scheme not in ("http", "https"):
+        raise LocalError(f"--url: {url!r} is not http(s)://HOST[:PORT]")
+    is_tls = parts.scheme == "https"
+    return is_tls, host, port or (443 if is_tls else 80)
+
+
 def _found(pages: list[RecordsPage], silent: list[str], query: RecordQuery) -> FoundRecords:
-    processes = {process.pid: process for page in pages for process in page.processes}
-    unknown = [f"gateway process {pid}" if pid else "a gateway process" for page in pages for pid in page.silent]
-    records = [record for page in pages for record in page.records]
-    if query.slowest is not None:
-        records = sorted(records, key=lambda record: -record.duration_ns)[: query.slowest]
-    kept, fell_out = (sum(getattr(process, name) for process in processes.values()) for name in ("kept", "fell_out"))
-    return FoundRecords(records, len(processes), kept, fell_out, (*silent, *unknown))
+    """Merge the pages. A gateway with two addresses answers twice; replicas may have processes of the same pid."""
+    merged = merge_pages(query, pages)
+    processes = {(process.pid, process.epoch): process for process in merged.processes}.values()
+    unknown = [f"gateway process {pid}" if pid else "a gateway process" for pid in merged.silent]
+    kept, fell_out = sum(process.kept for process in processes), sum(process.fell_out for process in processes)
+    return FoundRecords(merged.records, len(processes), kept, fell_out, (*silent, *unknown))
 
 
 def _ask(is_tls: bool, host: str, address: str, port: int, path: str, token: str | None) -> RecordsPage | str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from baton_gateway.records.parts import MEANINGS, Part
+from baton_gateway.records.parts import meaning_of
 from baton_gateway.records.request_record import RecordSpan, RequestRecord
 from baton_local.text_table import table
 
@@ -68,7 +68,7 @@ def _verdict(record: RequestRecord) -> str:
         _latency("TPOT", record.tpot_s, record.tpot_target_s),
     ]
     seen = "; ".join(text for text in latencies if text)
-    return f"Most of it, {_time(took)} ({share:.0f} %): {MEANINGS[Part(name)]}{where}" + (f"\n{seen}" if seen else "")
+    return f"Most of it, {_time(took)} ({share:.0f} %): {meaning_of(name)}{where}" + (f"\n{seen}" if seen else "")
 
 
 def _largest(record: RequestRecord) -> str:

@@ -124,6 +124,22 @@ async def test_no_key_prompt_or_answer_is_in_any_record_or_log(
         assert secret not in seen
 
 
+async def test_a_client_that_left_after_the_target_without_a_token_was_missed(
+    pool: FakePool, http: aiohttp.ClientSession
+) -> None:
+    for worker in pool.prefill:
+        worker.hold = True
+    async with running_gateway(pool, "--slo-ttft-s=0.001") as gateway:
+        body = {"model": "tiny", "prompt": "x"}
+        asking = asyncio.ensure_future(http.post(gateway.url("/v1/completions"), json=body))
+        await until(lambda: gateway.server.relay.num_live == 1)
+        await asyncio.sleep(0.002)  # longer than the target
+        asking.cancel()
+        await until(lambda: len(gateway.server.relay.records) == 1)
+        [record] = (await gateway.server.desk.ask(RecordQuery(missed=True))).records
+    assert (record.outcome, record.ttft_s) == ("cancelled", None)
+
+
 async def test_a_retry_names_the_worker_to_blame(
     gateway: RunningGateway, pool: FakePool, http: aiohttp.ClientSession
 ) -> None:

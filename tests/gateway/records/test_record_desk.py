@@ -11,7 +11,7 @@ import pytest
 
 from baton_gateway.records import record_desk
 from baton_gateway.records.record_desk import RecordDesk
-from baton_gateway.records.record_query import RecordQuery
+from baton_gateway.records.record_query import ProcessRecords, RecordQuery, RecordsPage, for_tenant
 from baton_gateway.records.record_ring import RecordRing
 from baton_gateway.records.trail import Moment, Trail, TrailFacts, keep
 
@@ -75,3 +75,8 @@ def test_older_records_make_room_and_are_counted() -> None:
     small = RecordRing(10, max_bytes=1)
     small.add(keep(Trail(0.0), TrailFacts("a", "t", "m", "finished", "", 0.0)))
     assert (len(small), small.fell_out) == (0, 1)
+
+
+def test_a_tenant_sees_how_many_processes_did_not_answer_and_not_which() -> None:
+    page = for_tenant(RecordsPage([], [ProcessRecords(6, 1, 0)], [0, 7]))
+    assert (page.processes, page.silent) == ([], [0, 0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import pytest
@@ -109,3 +109,24 @@ async def test_one_that_never_started_stops() -> None:
     exporter.offer(trail())
     await exporter.stop()
     assert counts.counts == {TraceResult.DROPPED: 1}
+
+
+class EmptiedMeanwhile(deque[KeptTrail]):
+    """A queue that another thread empties after the first trail was taken."""
+
+    def popleft(self) -> KeptTrail:
+        first = super().popleft()
+        self.clear()
+        return first
+
+
+async def test_trails_that_the_end_takes_from_the_thread_do_not_break_it() -> None:
+    collector, counts = Collector(), Counts()
+    collector.may_answer.set()
+    exporter = TraceExporter(collector, counts, linger_s=60.0)
+    exporter._waiting = EmptiedMeanwhile()
+    exporter.offer(trail())
+    exporter.offer(trail())
+    exporter.start()
+    await exporter.stop()
+    assert (collector.batches, counts.counts) == ([1], {TraceResult.EXPORTED: 1})

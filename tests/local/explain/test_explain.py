@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton_gateway.records.record_builder import build_record
 from baton_gateway.records.record_query import ProcessRecords, RecordQuery, RecordsPage, parse_query
+from baton_gateway.records.request_record import RecordSpan
 from baton_gateway.records.trail import Moment, Trail, TrailFacts, keep
 from baton_local.__main__ import main
 from baton_local.explain import record_sources
@@ -72,6 +75,12 @@ def test_a_trace_file_has_each_span_at_its_time() -> None:
     assert json.loads(json.dumps(events)) == events
 
 
+def test_a_part_of_a_later_gateway_has_its_name_alone() -> None:
+    record = msgspec.structs.replace(RECORD, spans=[RecordSpan("novel", 0, RECORD.duration_ns)])
+    assert "(100 %): novel" in tell_story(record)
+    assert [event["args"] for event in trace_events([record])["traceEvents"]][-1] == {"meaning": "novel"}
+
+
 def test_queries_are_written_as_they_are_read() -> None:
     query = RecordQuery(id="a b&c", tenant="t", missed=True, slowest=7)
     assert parse_query(query_path(query).partition("?")[2]) == query
@@ -97,3 +106,56 @@ def test_a_gateway_that_does_not_answer_is_one_line(capsys: pytest.CaptureFixtur
 def test_link_keys_that_cannot_be_read_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--url", "http://127.0.0.1:1", "--link-keys", str(tmp_path / "none")]) != 0
     assert "--link-keys: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "url", ["http://gateway:99999", "http://gateway:port", "http://[::1", "ftp://gateway", "gateway:80"]
+)
+def test_a_url_that_is_none_is_refused_by_name(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--url", url]) != 0
+    assert f"--url: {url!r} is not http(s)://HOST[:PORT]" in capsys.readouterr().err
+
+
+def test_replicas_with_equal_pids_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = ProcessRecords(1, 5, 2, "aaaa"), ProcessRecords(1, 7, 1, "bbbb")
+    pages = {"10.0.0.1": RecordsPage([], [first]), "10.0.0.2": RecordsPage([], [second])}
+    found = ask_all(pages, monkeypatch)
+    assert (found.answered, found.kept, found.fell_out) == (2, 12, 3)
+
+
+def test_a_gateway_with_two_addresses_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = RecordsPage([RECORD], [ProcessRecords(1, 5, 2, "aaaa")])
+    found = ask_all({"127.0.0.1": page, "::1": page}, monkeypatch)
+    assert (found.answered, found.kept, found.fell_out) == (1, 5, 2)
+    assert found.records == [RECORD]
+
+
+def test_addresses_beyond_the_limit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_sources, "MAX_REPLICAS", 1)
+    found = ask_all({"10.0.0.1": RecordsPage([], []), "10.0.0.2": RecordsPage([], [])}, monkeypatch)
+    assert found.silent == ("the gateway at 10.0.0.2:80 (not asked: over 1)",)
+
+
+def test_replicas_are_asked_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Barrier(2, timeout=60.0)
+
+    def ask(*_: object) -> RecordsPage:
+        asked.wait()
+        return RecordsPage([], [])
+
+    monkeypatch.setattr(record_sources, "_ask", ask)
+    infos = [(2, 1, 6, "", (address, 80)) for address in ("10.0.0.1", "10.0.0.2")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: infos)
+    assert record_sources.ask_gateways("http://gateways", RecordQuery(), None).silent == ()
+
+
+def ask_all(pages: dict[str, RecordsPage], monkeypatch: pytest.MonkeyPatch) -> record_sources.FoundRecords:
+    """Ask a name with these addresses."""
+    monkeypatch.setattr(record_sources, "_ask", lambda tls, host, address, *rest: pages[address])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", (address, 80)) for address in pages])
+    return record_sources.ask_gateways("http://gateways", RecordQuery(), None)
+
+
+def test_a_host_that_no_name_can_have_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--url", "http://a..b"]) != 0
+    assert "--url: a..b: " in capsys.readouterr().err
