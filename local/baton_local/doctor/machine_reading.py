@@ -11,7 +11,6 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +24,7 @@ from baton_local.doctor.deadline import Reader, read_within
 from baton_local.doctor.machine_facts import Disk, MachineFacts, PciLink, Port, RdmaPort, TorchBuild
 from baton_local.errors import LocalError, StartError
 from baton_local.fetching.model_cache import cache_folder
-from baton_local.fleet.gpu_room import QUERY_S, read_gpus
+from baton_local.fleet.gpu_room import SMI, query_gpus, query_nvidia_smi
 from baton_local.fleet.host import GPU_LIST
 from baton_local.fleet.record import read_record
 from baton_local.fleet.run_dir import RunDir, base_directory, is_held
@@ -39,7 +38,7 @@ TIMEX_BYTES = 512
 """More than the kernel's `struct timex` has."""
 TIME_ERROR = 5
 """The answer of adjtimex(2) for a clock that nothing synchronises."""
-_PCI = ("nvidia-smi", "--query-gpu=index,pcie.link.width.current,pcie.link.width.max", "--format=csv,noheader,nounits")
+_PCI = ("index", "pcie.link.width.current", "pcie.link.width.max")
 _CUDA = re.compile(r"^cuda\b[^=\n]*= *(?:'([\d.]+)'|None)", re.MULTILINE)
 
 
@@ -63,8 +62,8 @@ def read_machine(port: int, limit_s: float, environment: Mapping[str, str]) -> M
         "port": partial(read_port, port),
     }
     has_driver = GPU_LIST.is_dir()
-    if has_driver and shutil.which(_PCI[0]) is not None:
-        readers |= {"gpus": read_gpus, "pci": _read_pci}
+    if has_driver and shutil.which(SMI) is not None:
+        readers |= {"gpus": query_gpus, "pci": _read_pci}
     facts = read_within(readers, limit_s)
     known: Any = facts  # each reader returns the type of its field
     return replace(MachineFacts(sys.version_info[:3], _packages(), read_torch(), has_driver), **known)
@@ -95,11 +94,10 @@ def read_torch() -> TorchBuild | None:
 
 
 def _read_pci() -> tuple[PciLink, ...]:
-    answer = subprocess.run(_PCI, capture_output=True, text=True, timeout=QUERY_S, check=False)
     links = []
-    for line in answer.stdout.splitlines():
+    for line in query_nvidia_smi(_PCI).splitlines():
         parts = [part.strip() for part in line.split(",")]
-        if len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal():
+        if len(parts) == len(_PCI) and parts[1].isdecimal() and parts[2].isdecimal():
             links.append(PciLink(parts[0], int(parts[1]), int(parts[2])))
     return tuple(links)
 
