@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import ssl
@@ -28,10 +29,8 @@ class FoundRecords:
     """The records that were found, and what did not answer."""
 
     records: list[RequestRecord]
-    answered: int
-    """Gateway processes that answered; 0: tenants are not told."""
     kept: int
-    """Records that these processes keep."""
+    """Records that the processes keep that answered; 0: a tenant asked, who sees nothing of processes."""
     fell_out: int
     """Older records that made room for them."""
     silent: tuple[str, ...]
@@ -59,19 +58,16 @@ def query_path(query: RecordQuery) -> str:
 
 def ask_gateways(url: str, query: RecordQuery, token: str | None) -> FoundRecords:
     """Ask every address behind a URL, because each may be another replica. Raises LocalError where none answers."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or parts.hostname is None:
-        raise LocalError(f"--url: {url!r} is not http(s)://HOST[:PORT]")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    is_tls, host, port = _parse_url(url)
     try:
-        infos = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise LocalError(f"--url: {parts.hostname}: {error.strerror or error}") from error
+        raise LocalError(f"--url: {host}: {error.strerror or error}") from error
     addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))[:MAX_REPLICAS]
     pages: list[RecordsPage] = []
     silent: list[str] = []
     for address in addresses:
-        page = _ask(parts.scheme == "https", parts.hostname, address, port, query_path(query), token)
+        page = _ask(is_tls, host, address, port, query_path(query), token)
         if isinstance(page, str):
             silent.append(f"the gateway at {address}:{port} ({page})")
         else:
@@ -81,14 +77,24 @@ def ask_gateways(url: str, query: RecordQuery, token: str | None) -> FoundRecord
     return _found(pages, silent, query)
 
 
+def _parse_url(url: str) -> tuple[bool, str, int]:
+    """Return whether a URL wants TLS, its host and its port. Raises LocalError."""
+    with contextlib.suppress(ValueError):  # a port that is no number, half of an IPv6 address
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname is not None:
+            is_tls = parts.scheme == "https"
+            return is_tls, parts.hostname, parts.port or (443 if is_tls else 80)
+    raise LocalError(f"--url: {url!r} is not http(s)://HOST[:PORT]")
+
+
 def _found(pages: list[RecordsPage], silent: list[str], query: RecordQuery) -> FoundRecords:
-    processes = {process.pid: process for page in pages for process in page.processes}
+    processes = [process for page in pages for process in page.processes]
     unknown = [f"gateway process {pid}" if pid else "a gateway process" for page in pages for pid in page.silent]
     records = [record for page in pages for record in page.records]
     if query.slowest is not None:
         records = sorted(records, key=lambda record: -record.duration_ns)[: query.slowest]
-    kept, fell_out = (sum(getattr(process, name) for process in processes.values()) for name in ("kept", "fell_out"))
-    return FoundRecords(records, len(processes), kept, fell_out, (*silent, *unknown))
+    kept, fell_out = (sum(getattr(process, name) for process in processes) for name in ("kept", "fell_out"))
+    return FoundRecords(records, kept, fell_out, (*silent, *unknown))
 
 
 def _ask(is_tls: bool, host: str, address: str, port: int, path: str, token: str | None) -> RecordsPage | str:
