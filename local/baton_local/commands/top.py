@@ -61,7 +61,7 @@ def as_text(seen: Observation) -> str:
     title = f"{record.namespace}/{record.name}  {record.served_name}  {record.endpoint}"
     parts = [
         title + ("" if record.ready else "  (not ready)"),
-        f"limited by: {limited_by(seen) or 'nothing: every target is met, or no request came in the last minute'}",
+        f"limited by: {limited_by(seen) or _why_nothing(seen)}",
         "",
         table(("POOL", "READY", "WANTED", "LIMITS", "RUNNING", "WAITING", "KV USED"), list(_pool_rows(seen))),
         *(f"  {why}" for why in record.reasons.values() or [record.decision or "not sized yet"]),
@@ -103,6 +103,12 @@ def limited_by(seen: Observation) -> str | None:
     if is_met(gateway.tpot_minute, record.tpot) is False:
         limits.append(f"{_with_state('decode', seen)}: TPOT {_reached(gateway.tpot_minute, record.tpot)}")
     return "; ".join(limits) or None
+
+
+def _why_nothing(seen: Observation) -> str:
+    if seen.seen_by_gateway.running is None:
+        return "not known: the gateway does not answer"
+    return "nothing: every target is met, or no request came in the last minute"
 
 
 def _with_state(role: str, seen: Observation) -> str:
