@@ -187,7 +187,7 @@ def _version(ask: Ask) -> tuple[int, int]:
     body = ask("GET", "/version", None).body
     major, minor = (_NUMBER.match(str(body.get(name))) for name in ("major", "minor"))
     if major is None or minor is None:
-        raise ClusterRefusal("/version: the server does not tell its version")
+        raise ClusterRefusal("/version: the server does not report its version")
     return int(major[0]), int(minor[0])
 
 
