@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from baton_local.doctor.deadline import Reader, read_within
-from baton_local.doctor.machine_facts import Disk, MachineFacts, PciLink, Port, RdmaPort, TorchBuild
+from baton_local.doctor.machine_facts import HUB, Disk, MachineFacts, PciLink, Port, RdmaPort, TorchBuild
 from baton_local.errors import LocalError, StartError
 from baton_local.fetching.model_cache import cache_folder
 from baton_local.fleet.gpu_room import SMI, query_gpus, query_nvidia_smi
@@ -32,7 +32,6 @@ from baton_wire.listening.sockets import bind
 from baton_worker.building.memory_limit import free_bytes
 
 PACKAGES = ("triton", "nixl-cu13")
-HUB = "huggingface.co"
 LOOPBACK = "127.0.0.1"
 TIMEX_BYTES = 512
 """More than the kernel's `struct timex` has."""
@@ -44,6 +43,7 @@ _CUDA = re.compile(r"^cuda\b[^=\n]*= *(?:'([\d.]+)'|None)", re.MULTILINE)
 
 def read_machine(port: int, limit_s: float, environment: Mapping[str, str]) -> MachineFacts:
     """The facts of this machine, as far as they can be read within the limit. `port`: the one that a gateway takes."""
+    fetch_host = _fetch_host(environment)
     readers: dict[str, Reader] = {
         "rdma": partial(read_rdma, Path("/sys/class/infiniband")),
         "rdma_is_usable": partial(may_open_rdma, Path("/dev/infiniband")),
@@ -54,7 +54,7 @@ def read_machine(port: int, limit_s: float, environment: Mapping[str, str]) -> M
         "open_files": lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         "is_clock_synchronised": read_clock,
         "resolves_localhost": resolves_localhost,
-        "resolves_hub": partial(has_address, _fetch_host(environment)),
+        "resolves_hub": partial(has_address, fetch_host),
         "cpus": lambda: len(os.sched_getaffinity(0)),
         "free_bytes": partial(free_bytes, "cpu"),
         "run_folder": _run_folder,
@@ -66,7 +66,9 @@ def read_machine(port: int, limit_s: float, environment: Mapping[str, str]) -> M
         readers |= {"gpus": query_gpus, "pci": _read_pci}
     facts = read_within(readers, limit_s)
     known: Any = facts  # each reader returns the type of its field
-    return replace(MachineFacts(sys.version_info[:3], _packages(), read_torch(), has_driver), **known)
+    return replace(
+        MachineFacts(sys.version_info[:3], _packages(), read_torch(), has_driver, fetch_host=fetch_host), **known
+    )
 
 
 def _packages() -> dict[str, str]:
