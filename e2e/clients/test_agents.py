@@ -1,6 +1,6 @@
 """Agents do a whole task against a model that follows a script: ten calls, and a schema at the end.
 
-The answers are known, so a call that gets lost, an argument that changes or an answer beside the schema shows.
+The answers are known, so a call that gets lost, an argument that changes or an answer outside the schema shows.
 """
 
 from __future__ import annotations

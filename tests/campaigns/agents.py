@@ -2,7 +2,7 @@
 
 Each program of `e2e/clients/programs` does drawn tasks of ten calls and a total by a schema, in each of its ways,
 through real prefill and decode workers. The calls and the total that the framework ends with must be the scripted ones.
-With `--pause-s` workers are killed or told to leave meanwhile, one after another. `make test-clients` installs the
+With `--pause-s` workers are killed or drained meanwhile, one after another. `make test-clients` installs the
 frameworks. Exits with 1 if a program fails or an outcome differs.
 """
 

@@ -16,10 +16,12 @@ from baton_local.commands.plan import three_digits
 from baton_local.commands.status import watch
 from baton_local.options import COMMANDS, command_line, parse_options
 
-HEAVY = ("torch", "numpy", "aiohttp", "pydantic", "msgspec", "yaml", "tokenizers")
+HEAVY = ("torch", "numpy", "aiohttp", "pydantic", "msgspec", "yaml", "tokenizers", "kubernetes", "opentelemetry")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], [], ["up", "--help"], ["status", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], [], *([name, "--help"] for name in ("up", "status", "top", "doctor", "explain", "key"))]
+)
 def test_help_imports_nothing_that_takes_long(arguments: list[str]) -> None:
     code = f"import sys; from baton_local.__main__ import main\ntry: main({arguments!r})\nexcept SystemExit: pass\n"
     code += f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"

@@ -27,9 +27,9 @@ def tenant(name: str, key: str, namespace: str = "default") -> str:
 
 
 def test_an_edited_file_changes_who_is_let_in_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
-    said: list[str] = []
+    notices: list[str] = []
     file = manifest(tmp_path / "up.yaml", tenant("a", "key-a"))
-    local = LocalTenants(file, tmp_path / "tenants", "default", said.append)
+    local = LocalTenants(file, tmp_path / "tenants", "default", notices.append)
     gateway = Tenants(None, tmp_path / "tenants")
     assert gateway.authenticate("Bearer key-a").name == "a"
     manifest(file, tenant("a", "new-key"), tenant("b", "key-b"))
@@ -40,7 +40,7 @@ def test_an_edited_file_changes_who_is_let_in_and_a_broken_one_changes_nothing(t
     manifest(file, tenant("a", "x"), tenant("b", "x"))
     local.refresh(clock + LOOK_S)
     local.refresh(clock + 2 * LOOK_S)
-    assert said == ["tenants stay as they were: spec.apiKeys[0].sha256: not allowed: LLMTenant a has this key"]
+    assert notices == ["tenants stay as they were: spec.apiKeys[0].sha256: not allowed: LLMTenant a has this key"]
     file.unlink()
     local.refresh(clock + 3 * LOOK_S)
     list(gateway.read_table())

@@ -97,3 +97,23 @@ def test_a_plan_for_several_accelerators_of_one_worker_says_that_none_can_be_ser
 ) -> None:
     assert main(["plan", "--model", "llama-3.1-70b", "--tensor-parallel", "4"]) == 0
     assert "tensor parallelism is not supported yet" in capsys.readouterr().out
+
+
+def test_a_model_of_embeddings_is_planned_without_decode_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was promised a decode batch and answer tokens, and such a model has no decode pool."""
+    model = folder(tmp_path, {**LLAMA, "model_type": "qwen3", "architectures": ["Qwen3Model"], "head_dim": 64})
+    assert main(["plan", model]) == 0
+    text = capsys.readouterr().out
+    assert "decode worker" not in text
+    assert "TPOT" not in text
+    assert "so it has no decode pool: a prefill worker reads " in text.splitlines()[-1]
+    assert main(["plan", model, "--json", "--price", "2"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["prefill_tokens_per_s"] > 0
+    assert figures["prefill_cost_per_million_prompt_tokens"] > 0
+    for name in ("decode_batch", "tpot_floor_ms", "decode_tokens_per_s", "cost_per_million_output_tokens"):
+        assert figures[name] is None
+    assert main(["plan", model, "--sessions", "agents"]) == 2
+    assert "--sessions: not allowed for " in capsys.readouterr().err

@@ -14,26 +14,9 @@ from baton_local.commands.demo import report
 from baton_local.commands.status import as_json, as_text
 from baton_local.fleet.observation import GatewayState, Link, Observation, ObservedCacheUse, ObservedWorker, Transfer
 from baton_local.fleet.own_deployment import OwnDeploymentError, check_moved, is_paired, is_settled
-from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
+from baton_testing.processes.run_record import DECODE, GATEWAY, PREFILL, RUN_RECORD
 from baton_wire.sketch import Sketch
 
-GATEWAY = ProcessRecord("chat-gateway", "gateway", "ready", "-g", 1, 10, "127.0.0.1", 8000, 9000)
-PREFILL = ProcessRecord("chat-prefill-a-0", "prefill", "ready", "f-a", 1, 11, "127.0.0.1", 8001)
-DECODE = ProcessRecord("chat-decode-b-0", "decode", "ready", "f-b", 2, 12, "127.0.0.1", 8002, pair_port=8003)
-RECORD = RunRecord(
-    name="chat",
-    namespace="default",
-    pid=9,
-    endpoint="http://127.0.0.1:8000",
-    served_name="tiny",
-    ready=True,
-    decision="hold",
-    reasons={"prefill": "prefill 1: no request seen yet", "decode": "decode 1: forecast 9 answer tokens/s at +40 s"},
-    limits={"prefill": (1, 1), "decode": (1, 3)},
-    ttft=TargetRecord(0.5, 95),
-    tpot=TargetRecord(0.025, 95),
-    processes=(GATEWAY, PREFILL, DECODE),
-)
 FAST = Sketch()
 for _milliseconds in range(1, 101):
     FAST.add(_milliseconds / 1e3)
@@ -46,7 +29,7 @@ RECEIVED = ObservedWorker(64, 64, 1000, 1, 0, Transfer("tcp", 2, 0, 4500))
 
 def observation(prefill: ObservedWorker | None = SENT, decode: ObservedWorker | None = RECEIVED) -> Observation:
     seen = GatewayState({"127.0.0.1:8001": "live"}, ttft=FAST, ttft_minute=SLOW)
-    return Observation(RECORD, ((PREFILL, prefill), (DECODE, decode)), GATEWAY, seen)
+    return Observation(RUN_RECORD, ((PREFILL, prefill), (DECODE, decode)), GATEWAY, seen)
 
 
 def test_json_has_the_promised_fields() -> None:
@@ -102,13 +85,13 @@ def test_percentiles_of_the_last_minute_stand_above_those_since_the_start() -> N
 
 
 def test_a_quiet_minute_is_said_to_have_no_requests() -> None:
-    seen = Observation(RECORD, (), GATEWAY, GatewayState({}, ttft=FAST))
+    seen = Observation(RUN_RECORD, (), GATEWAY, GatewayState({}, ttft=FAST))
     assert "TTFT  last minute  no requests; target p95 500.0 ms\n      since start  p50" in as_text(seen)
 
 
 def test_a_worker_that_does_not_answer_is_silent_and_not_ready() -> None:
     silent = dataclasses.replace(DECODE, silent_since_s=time.monotonic() - 12.2)
-    record = replace(RECORD, processes=(GATEWAY, PREFILL, silent))
+    record = replace(RUN_RECORD, processes=(GATEWAY, PREFILL, silent))
     seen = Observation(record, ((PREFILL, SENT), (silent, None)), GATEWAY, GatewayState())
     assert "chat-decode-b-0   decode   silent 12 s" in as_text(seen)
     status = json.loads(json.dumps(as_json(seen)))
@@ -195,11 +178,11 @@ def test_a_demo_waits_for_a_pair_and_not_for_a_decode_worker_alone() -> None:
     addresses = [str(process.address) for process, _ in seen.workers]
     linked = replace(SENT, transfer=replace(SENT.transfer, links=(Link("d", "tcp"),)))
     live = GatewayState(dict.fromkeys(addresses, "live"))
-    assert not is_paired(Observation(RECORD, seen.workers, GATEWAY, live)), "no way from the prefill worker"
+    assert not is_paired(Observation(RUN_RECORD, seen.workers, GATEWAY, live)), "no way from the prefill worker"
     workers = ((PREFILL, linked), (DECODE, RECEIVED))
-    assert is_paired(Observation(RECORD, workers, GATEWAY, live))
+    assert is_paired(Observation(RUN_RECORD, workers, GATEWAY, live))
     one = GatewayState(dict.fromkeys(addresses[1:], "live"))
-    assert not is_paired(Observation(RECORD, workers, GATEWAY, one)), "the gateway knows one worker"
+    assert not is_paired(Observation(RUN_RECORD, workers, GATEWAY, one)), "the gateway knows one worker"
 
 
 def test_the_status_shows_how_much_of_what_was_cached_was_found_and_why_sessions_moved() -> None:
@@ -226,7 +209,7 @@ def replace_gateway(state: GatewayState) -> Observation:
 
 def test_without_a_decode_pool_neither_it_nor_its_target_is_shown() -> None:
     seen = observation()
-    record = replace(RECORD, limits={"prefill": (1, 1)}, wanted={"prefill": 1}, reasons={"prefill": "prefill 1"})
+    record = replace(RUN_RECORD, limits={"prefill": (1, 1)}, wanted={"prefill": 1}, reasons={"prefill": "prefill 1"})
     seen = dataclasses.replace(seen, record=record, workers=seen.workers[:1])
     text = as_text(seen)
     assert "decode" not in text

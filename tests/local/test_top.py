@@ -17,26 +17,13 @@ from baton_local.fleet.observation import (
     ObservedWorker,
     Transfer,
 )
-from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
+from baton_testing.processes.run_record import DECODE, GATEWAY, PREFILL, RUN_RECORD
 from baton_wire.sketch import Sketch
 
-GATEWAY = ProcessRecord("chat-gateway", "gateway", "ready", "-g", 1, 10, "127.0.0.1", 8000, 9000)
-PREFILL = ProcessRecord("chat-prefill-a-0", "prefill", "ready", "f-a", 1, 11, "127.0.0.1", 8001)
-DECODE = ProcessRecord("chat-decode-b-0", "decode", "ready", "f-b", 2, 12, "127.0.0.1", 8002, pair_port=8003)
-RECORD = RunRecord(
-    name="chat",
-    namespace="default",
-    pid=9,
-    endpoint="http://127.0.0.1:8000",
-    served_name="tiny",
-    ready=True,
-    decision="hold",
+RECORD = msgspec.structs.replace(
+    RUN_RECORD,
     reasons={"prefill": "prefill 1: no request seen yet", "decode": "decode 1: it is at its maximum of 1"},
-    limits={"prefill": (1, 1), "decode": (1, 3)},
     wanted={"prefill": 1, "decode": 2},
-    ttft=TargetRecord(0.5, 95),
-    tpot=TargetRecord(0.025, 95),
-    processes=(GATEWAY, PREFILL, DECODE),
 )
 LINK = Link("127.0.0.1:8003", "tcp", 3e8)
 SENT = ObservedWorker(64, 60, 1000, 0, 2, Transfer("tcp", 2, 4500, 0, (LINK,)))
@@ -126,6 +113,7 @@ def test_what_is_not_known_is_null_and_no_zero() -> None:
     text = as_text(silent)
     assert "gateway: an unknown number running, an unknown number waiting; cached: not known yet" in text
     assert "silent" in text
+    assert "limited by: not known: the gateway does not answer" in text
 
 
 def test_a_pool_that_sizing_finds_large_enough_is_not_blamed_for_its_size() -> None:

@@ -16,16 +16,16 @@ STEP: dict[str, Any] = {
 
 def loop(task: Task, model: Any) -> Any:
     steps = [*({"action": {"a": a, "b": b}} for a, b in task.calls), {"action": task.total}]
-    said = "Add them. " + script(*map(json.dumps, steps))
+    prompt = "Add them. " + script(*map(json.dumps, steps))
     for turn in range(LIMIT):
         with guidance.user():
-            model += said
+            model += prompt
         with guidance.assistant():
             model += guidance.json(name=f"step{turn}", schema=STEP)
         action = json.loads(model[f"step{turn}"])["action"]
         if "total" in action:
             return action
-        said = f"The sum is {add(action['a'], action['b'])}."
+        prompt = f"The sum is {add(action['a'], action['b'])}."
     return None
 
 

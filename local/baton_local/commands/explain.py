@@ -37,7 +37,7 @@ class ExplainOptions:
 
 
 def run_explain(options: ExplainOptions) -> int:
-    """Ask and print. Returns 1 where no record was answer. Raises LocalError."""
+    """Ask and print. Returns 1 where no record was found. Raises LocalError."""
     slowest = DEFAULT_SLOWEST if options.id is None and options.slowest is None else options.slowest
     query = RecordQuery(options.id, options.tenant, options.missed, slowest)
     url, token = _gateway(options)

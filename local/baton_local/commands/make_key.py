@@ -6,7 +6,7 @@ import hashlib
 import secrets
 
 KEY_BYTES = 24
-"""192 random bits: too many to be guessed."""
+"""192 random bits: too many to guess."""
 
 
 def run_key(expires: str | None) -> int:

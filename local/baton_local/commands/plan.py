@@ -7,23 +7,46 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from baton_control.errors import ManifestError
 from baton_control.sizing.inputs.model_shape import KNOWN_SHAPES, ModelShape
 from baton_control.sizing.inputs.roofline import balance_batch, worker_model
 from baton_control.sizing.inputs.worker_model import WorkerModel
+from baton_control.spec.served_model import ModelTask
+from baton_engine.model.model_directory import read_spec
 from baton_local.argument_types import time_or
 from baton_local.command_parser import add_renamed
 from baton_local.commands.planned_sessions import run_session_plan
 from baton_local.commands.session_options import add_session_options
 from baton_local.errors import StartError
+from baton_local.fetching.default_deployment import detect_tasks
 from baton_local.hardware_arguments import accelerator_named, shape_named
+from baton_wire.models.errors import ModelError
 from baton_wire.rules.hardware import ACCELERATORS, Accelerator
 from baton_wire.rules.step_times import attended_pairs
 
 NO_TENSOR_PARALLELISM = "a worker uses one accelerator: tensor parallelism is not supported yet"
 UTILISATION = 0.8
 """The share of a worker's rate that a plan counts on."""
+
+
+OF_ANSWERS = frozenset(
+    {
+        "sequences",
+        "balance_batch",
+        "hand_over_ms",
+        "tpot_floor_ms",
+        "decode_batch",
+        "tpot_expected_ms",
+        "decode_tokens_per_s",
+        "prefill_per_decode",
+        "requests_per_s_per_accelerator",
+        "decode_cost_per_million_output_tokens",
+        "cost_per_million_output_tokens",
+    }
+)
+"""Figures that a model without answers does not have: they are None."""
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +110,9 @@ def run_plan(options: argparse.Namespace) -> int:
     if min(options.prompt, options.output, options.tpot) <= 0:
         raise StartError("--prompt, --output and --tpot must be over 0")
     shape = shape_named(options.model)
+    generates = _generates(options.model)
+    if options.sessions is not None and not generates:
+        raise StartError(f"--sessions: not allowed for {shape.name}, which generates no answers")
     if options.sessions is not None:
         return run_session_plan(options)
     accelerators = [accelerator_named(name) for name in options.accelerator.split(",")]
@@ -94,7 +120,7 @@ def run_plan(options: argparse.Namespace) -> int:
     if len(prices) != len(accelerators):
         raise StartError(f"--price: {options.price} is not allowed: must be one for each of {options.accelerator}")
     try:
-        columns = [_figures(options, shape, *priced) for priced in zip(accelerators, prices, strict=True)]
+        columns = [_figures(options, shape, *priced, generates) for priced in zip(accelerators, prices, strict=True)]
     except ManifestError as error:
         reasons = "; ".join(problem.message for problem in error.problems)
         raise StartError(f"{reasons}. {NO_TENSOR_PARALLELISM}; {what_fits(shape)}") from error
@@ -126,8 +152,14 @@ def _conclusion(options: argparse.Namespace, accelerator: Accelerator, figures: 
     subject = f"One {accelerator.name} holds"
     if options.tensor_parallel > 1:
         subject = f"{options.tensor_parallel} {accelerator.name} hold"
+    held = f"{subject} the {known['weight_gb']} GB of weights and {known['kv_capacity_tokens']} tokens of KV"
+    if "decode_batch" not in known:
+        return (
+            f"{held}. The model generates no answers, so it has no decode pool: "
+            f"a prefill worker reads {known['prefill_tokens_per_s']} tokens/s."
+        )
     return (
-        f"{subject} the {known['weight_gb']} GB of weights and {known['kv_capacity_tokens']} tokens of KV: "
+        f"{held}: "
         f"{known['sequences']} sequences of {options.prompt}+{options.output} tokens; "
         f"a decode worker runs {known['decode_batch']} at once within {options.tpot * 1e3:g} ms."
     )
@@ -161,6 +193,17 @@ def _names(accelerators: list[Accelerator]) -> list[str]:
     return [accelerator.name for accelerator in accelerators]
 
 
+def _generates(model: str) -> bool:
+    """False: the folder's model makes embeddings or rankings only. Raises StartError."""
+    if model in KNOWN_SHAPES:
+        return True
+    folder = Path(model)
+    try:
+        return ModelTask.GENERATE in detect_tasks(read_spec(folder), folder.resolve().name)
+    except ModelError as error:
+        raise StartError(f"--model: {model} cannot be served: {error}") from error
+
+
 def _prices(text: str) -> list[float | None]:
     try:
         prices = [float(part) for part in text.split(",")]
@@ -172,7 +215,7 @@ def _prices(text: str) -> list[float | None]:
 
 
 def _figures(
-    options: argparse.Namespace, shape: ModelShape, accelerator: Accelerator, price: float | None
+    options: argparse.Namespace, shape: ModelShape, accelerator: Accelerator, price: float | None, generates: bool
 ) -> list[tuple[str, str, float | None]]:
     model = worker_model(
         shape,
@@ -181,7 +224,8 @@ def _figures(
         max_step_tokens=options.max_step_tokens,
         context_tokens=options.prompt + options.output,
     )
-    return plan_figures(shape, accelerator, model, options.prompt, options.output, options.tpot, price)
+    figures = plan_figures(shape, accelerator, model, options.prompt, options.output, options.tpot, price)
+    return [(name, words, value if generates or name not in OF_ANSWERS else None) for name, words, value in figures]
 
 
 def plan_figures(

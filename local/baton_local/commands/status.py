@@ -170,10 +170,10 @@ def _gigabytes(bytes_per_s: float) -> str:
 
 def _pool(role: str, seen: Observation) -> dict[str, object]:
     processes = [process for process, _ in seen.workers if process.role == role]
-    return {"workers": len(processes), "ready": sum(_phase(process) == "ready" for process in processes)}
+    return {"workers": len(processes), "ready": sum(phase_of(process) == "ready" for process in processes)}
 
 
-def _phase(process: ProcessRecord) -> str:
+def phase_of(process: ProcessRecord) -> str:
     """The phase of a process: one that is ready and does not answer is silent."""
     return process.phase if process.silent_since_s is None else SILENT
 
@@ -191,7 +191,7 @@ def _process(process: ProcessRecord) -> dict[str, object]:
         "role": process.role,
         "pid": process.pid,
         "address": process.address,
-        "phase": _phase(process),
+        "phase": phase_of(process),
         "silent_s": None if process.silent_since_s is None else round(time.monotonic() - process.silent_since_s, 3),
         "starts": process.starts,
     }
@@ -204,7 +204,7 @@ def _worker(process: ProcessRecord, state: ObservedWorker | None, seen: Observat
     return {
         **_process(process),
         "revision": process.revision,
-        "link": _link(process, seen),
+        "link": link_state(process, seen),
         **dict.fromkeys(_STATE_FIELDS),
         **known,
         "transfer": {**dict.fromkeys(_TRANSFER_FIELDS), **transfer, "links": links},
@@ -215,14 +215,14 @@ _STATE_FIELDS = ("blocks_total", "blocks_free", "block_bytes", "running", "waiti
 _TRANSFER_FIELDS = ("transport", "handovers", "bytes_sent", "bytes_received")
 
 
-def _link(process: ProcessRecord, seen: Observation) -> str | None:
+def link_state(process: ProcessRecord, seen: Observation) -> str | None:
     """State of the gateway's link to a worker; None: the gateway does not know the worker."""
     return None if process.address is None else seen.seen_by_gateway.links.get(process.address)
 
 
 def _row(process: ProcessRecord, state: ObservedWorker | None, seen: Observation) -> tuple[object, ...]:
     blocks = (None,) * 4 if state is None else (state.blocks_total, state.blocks_free, state.running, state.waiting)
-    pid, link = str(process.pid or "-"), _link(process, seen)
+    pid, link = str(process.pid or "-"), link_state(process, seen)
     is_answering = process.role == "gateway" or state is not None
     return (
         process.name,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from baton_control.sizing.decision.explanation import OTHER_CAUSE
-from baton_local.commands.status import is_met, lane_lines, phase_text
+from baton_local.commands.status import is_met, lane_lines, link_state, phase_of, phase_text
 from baton_local.fleet.observation import Observation, ObservedWorker
 from baton_local.fleet.record import ProcessRecord, TargetRecord
 from baton_local.text_table import milliseconds, table
@@ -61,7 +61,7 @@ def as_text(seen: Observation) -> str:
     title = f"{record.namespace}/{record.name}  {record.served_name}  {record.endpoint}"
     parts = [
         title + ("" if record.ready else "  (not ready)"),
-        f"limited by: {limited_by(seen) or 'nothing: every target is met, or no request came in the last minute'}",
+        f"limited by: {limited_by(seen) or _why_nothing(seen)}",
         "",
         table(("POOL", "READY", "WANTED", "LIMITS", "RUNNING", "WAITING", "KV USED"), list(_pool_rows(seen))),
         *(f"  {why}" for why in record.reasons.values() or [record.decision or "not sized yet"]),
@@ -105,6 +105,12 @@ def limited_by(seen: Observation) -> str | None:
     return "; ".join(limits) or None
 
 
+def _why_nothing(seen: Observation) -> str:
+    if seen.seen_by_gateway.running is None:
+        return "not known: the gateway does not answer"
+    return "nothing: every target is met, or no request came in the last minute"
+
+
 def _with_state(role: str, seen: Observation) -> str:
     """The name of a pool, with what is known of it besides its latency."""
     pool = _pool(role, seen)
@@ -126,7 +132,7 @@ def _of_pool(role: str, seen: Observation) -> list[Pair]:
 
 def _pool(role: str, seen: Observation) -> dict[str, object]:
     pairs, record = _of_pool(role, seen), seen.record
-    ready = sum(process.phase == "ready" and process.silent_since_s is None for process, _ in pairs)
+    ready = sum(phase_of(process) == "ready" for process, _ in pairs)
     low, high = record.limits.get(role, (None, None))
     return {
         "workers": len(pairs),
@@ -185,8 +191,8 @@ def _worker(process: ProcessRecord, state: ObservedWorker | None, seen: Observat
     return {
         "name": process.name,
         "role": process.role,
-        "phase": process.phase if process.silent_since_s is None else "silent",
-        "link": _link(process, seen),
+        "phase": phase_of(process),
+        "link": link_state(process, seen),
         "running": None if state is None else state.running,
         "waiting": None if state is None else state.waiting,
         "kv_used": _kv_used([(process, state)]),
@@ -197,11 +203,7 @@ def _worker_row(process: ProcessRecord, state: ObservedWorker | None, seen: Obse
     running, waiting = (None, None) if state is None else (state.running, state.waiting)
     used = _percent(_kv_used([(process, state)]))
     phase = phase_text(process, state is not None)
-    return process.name, process.role, phase, _link(process, seen), running, waiting, used
-
-
-def _link(process: ProcessRecord, seen: Observation) -> str | None:
-    return None if process.address is None else seen.seen_by_gateway.links.get(process.address)
+    return process.name, process.role, phase, link_state(process, seen), running, waiting, used
 
 
 def _kv_used(pairs: Sequence[Pair]) -> float | None:

@@ -32,7 +32,7 @@ def check_cluster(facts: ClusterFacts, own_fields: Mapping[str, frozenset[str]])
 
 def _version(version: tuple[int, int] | None) -> DoctorFinding:
     if version is None:
-        return unknown("server", "it does not tell its version")
+        return unknown("server", "it does not report its version")
     text = f"Kubernetes {version[0]}.{version[1]}"
     if version < LEAST_VERSION:
         return failed("server", f"{text} is too old", f"upgrade the cluster to {LEAST_VERSION[0]}.{LEAST_VERSION[1]}")

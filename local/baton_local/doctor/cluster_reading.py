@@ -73,7 +73,8 @@ class ClusterCall:
 
 
 def connect(context: str | None, namespace: str | None, limit_s: float) -> ClusterCall:
-    """The connection of a context; None: the current one. Raises StartError; ClusterRefusal without a kubeconfig."""
+    """The connection of a context; None: the current one. Raises StartError; ClusterRefusal without a kubeconfig, or if
+    its exec plugin does not answer within the limit."""
     try:
         from kubernetes import config
     except ImportError as error:
@@ -87,12 +88,21 @@ def connect(context: str | None, namespace: str | None, limit_s: float) -> Clust
     if chosen is None:
         names = ", ".join(str(one["name"]) for one in contexts)
         raise StartError(f"--context: {context!r} is not in the kubeconfig: must be one of {names}")
-    try:
-        connection = from_kubeconfig(str(chosen["name"]))
-    except (KubeConfigError, OSError) as error:
-        raise ClusterRefusal(str(error)) from error
+    name = str(chosen["name"])
+    answer = read_within({"connection": partial(_connection_or_why, name)}, limit_s)
+    connection = answer.get("connection", f"no credentials within {limit_s:g} s from the kubeconfig's exec plugin")
+    if not isinstance(connection, KubeConnection):
+        raise ClusterRefusal(str(connection))
     space = namespace or str((chosen.get("context") or {}).get("namespace") or "default")
-    return ClusterCall(partial(_ask, connection, limit_s), str(chosen["name"]), space)
+    return ClusterCall(partial(_ask, connection, limit_s), name, space)
+
+
+def _connection_or_why(context: str) -> KubeConnection | str:
+    """The connection of a context, or in words why there is none."""
+    try:
+        return from_kubeconfig(context)
+    except (KubeConfigError, OSError, ValueError) as error:
+        return str(error)
 
 
 def _ask(connection: KubeConnection, limit_s: float, method: str, path: str, body: Json | None) -> ClusterAnswer:
@@ -177,7 +187,7 @@ def _version(ask: Ask) -> tuple[int, int]:
     body = ask("GET", "/version", None).body
     major, minor = (_NUMBER.match(str(body.get(name))) for name in ("major", "minor"))
     if major is None or minor is None:
-        raise ClusterRefusal("/version: the server does not tell its version")
+        raise ClusterRefusal("/version: the server does not report its version")
     return int(major[0]), int(minor[0])
 
 

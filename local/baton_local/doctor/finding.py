@@ -68,5 +68,5 @@ def as_text(findings: Sequence[DoctorFinding]) -> str:
 
 
 def exit_status(findings: Sequence[DoctorFinding]) -> int:
-    """1 if a check failed, else 0: warnings and unknowns stop nobody."""
+    """1 if a check failed, else 0: warnings and unknowns do not count."""
     return int(any(finding.state is State.FAILED for finding in findings))

@@ -178,10 +178,10 @@ def _names(facts: MachineFacts) -> Iterator[DoctorFinding]:
     if facts.resolves_hub is None:
         yield unknown("dns", "no name server answered in time: hf:// models may not be fetched")
     elif facts.resolves_hub:
-        yield ok("dns", "huggingface.co has an address")
+        yield ok("dns", f"{facts.fetch_host} has an address")
     else:
         fix = "check /etc/resolv.conf, or set HTTPS_PROXY, or serve a model from a folder: baton up FOLDER"
-        yield warning("dns", "huggingface.co has no address here: hf:// models cannot be fetched", fix)
+        yield warning("dns", f"{facts.fetch_host} has no address here: hf:// models cannot be fetched", fix)
 
 
 def _clock(facts: MachineFacts) -> DoctorFinding:

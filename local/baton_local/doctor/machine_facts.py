@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from baton_local.fleet.gpu_room import Gpu
 
+HUB = "huggingface.co"
+
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
@@ -81,7 +83,10 @@ class MachineFacts:
     open_files: int | None = None
     is_clock_synchronised: bool | None = None
     resolves_localhost: bool | None = None
+    fetch_host: str = HUB
+    """The host whose address a fetch from the hub needs: a proxy's, where one is set."""
     resolves_hub: bool | None = None
+    """True if `fetch_host` has an address."""
     cpus: int | None = None
     free_bytes: int | None = None
     run_folder: Disk | None = None

@@ -11,7 +11,6 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,10 +21,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from baton_local.doctor.deadline import Reader, read_within
-from baton_local.doctor.machine_facts import Disk, MachineFacts, PciLink, Port, RdmaPort, TorchBuild
+from baton_local.doctor.machine_facts import HUB, Disk, MachineFacts, PciLink, Port, RdmaPort, TorchBuild
 from baton_local.errors import LocalError, StartError
 from baton_local.fetching.model_cache import cache_folder
-from baton_local.fleet.gpu_room import QUERY_S, read_gpus
+from baton_local.fleet.gpu_room import SMI, query_gpus, query_nvidia_smi
 from baton_local.fleet.host import GPU_LIST
 from baton_local.fleet.record import read_record
 from baton_local.fleet.run_dir import RunDir, base_directory, is_held
@@ -33,18 +32,18 @@ from baton_wire.listening.sockets import bind
 from baton_worker.building.memory_limit import free_bytes
 
 PACKAGES = ("triton", "nixl-cu13")
-HUB = "huggingface.co"
 LOOPBACK = "127.0.0.1"
 TIMEX_BYTES = 512
 """More than the kernel's `struct timex` has."""
 TIME_ERROR = 5
 """The answer of adjtimex(2) for a clock that nothing synchronises."""
-_PCI = ("nvidia-smi", "--query-gpu=index,pcie.link.width.current,pcie.link.width.max", "--format=csv,noheader,nounits")
+_PCI = ("index", "pcie.link.width.current", "pcie.link.width.max")
 _CUDA = re.compile(r"^cuda\b[^=\n]*= *(?:'([\d.]+)'|None)", re.MULTILINE)
 
 
 def read_machine(port: int, limit_s: float, environment: Mapping[str, str]) -> MachineFacts:
     """The facts of this machine, as far as they can be read within the limit. `port`: the one that a gateway takes."""
+    fetch_host = _fetch_host(environment)
     readers: dict[str, Reader] = {
         "rdma": partial(read_rdma, Path("/sys/class/infiniband")),
         "rdma_is_usable": partial(may_open_rdma, Path("/dev/infiniband")),
@@ -55,7 +54,7 @@ def read_machine(port: int, limit_s: float, environment: Mapping[str, str]) -> M
         "open_files": lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         "is_clock_synchronised": read_clock,
         "resolves_localhost": resolves_localhost,
-        "resolves_hub": partial(has_address, _fetch_host(environment)),
+        "resolves_hub": partial(has_address, fetch_host),
         "cpus": lambda: len(os.sched_getaffinity(0)),
         "free_bytes": partial(free_bytes, "cpu"),
         "run_folder": _run_folder,
@@ -63,11 +62,13 @@ def read_machine(port: int, limit_s: float, environment: Mapping[str, str]) -> M
         "port": partial(read_port, port),
     }
     has_driver = GPU_LIST.is_dir()
-    if has_driver and shutil.which(_PCI[0]) is not None:
-        readers |= {"gpus": read_gpus, "pci": _read_pci}
+    if has_driver and shutil.which(SMI) is not None:
+        readers |= {"gpus": query_gpus, "pci": _read_pci}
     facts = read_within(readers, limit_s)
     known: Any = facts  # each reader returns the type of its field
-    return replace(MachineFacts(sys.version_info[:3], _packages(), read_torch(), has_driver), **known)
+    return replace(
+        MachineFacts(sys.version_info[:3], _packages(), read_torch(), has_driver, fetch_host=fetch_host), **known
+    )
 
 
 def _packages() -> dict[str, str]:
@@ -95,11 +96,10 @@ def read_torch() -> TorchBuild | None:
 
 
 def _read_pci() -> tuple[PciLink, ...]:
-    answer = subprocess.run(_PCI, capture_output=True, text=True, timeout=QUERY_S, check=False)
     links = []
-    for line in answer.stdout.splitlines():
+    for line in query_nvidia_smi(_PCI).splitlines():
         parts = [part.strip() for part in line.split(",")]
-        if len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal():
+        if len(parts) == len(_PCI) and parts[1].isdecimal() and parts[2].isdecimal():
             links.append(PciLink(parts[0], int(parts[1]), int(parts[2])))
     return tuple(links)
 

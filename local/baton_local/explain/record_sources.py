@@ -29,10 +29,8 @@ class FoundRecords:
     """The records that were found, and what did not answer."""
 
     records: list[RequestRecord]
-    answered: int
-    """Gateway processes that answered; 0: tenants do not see how many there are."""
     kept: int
-    """Records that these processes keep."""
+    """Records that the processes keep that answered; 0: a tenant asked, who sees nothing of processes."""
     fell_out: int
     """Older records that made room for them."""
     silent: tuple[str, ...]
@@ -102,7 +100,7 @@ def _found(pages: list[RecordsPage], silent: list[str], query: RecordQuery) -> F
     processes = {(process.pid, process.epoch): process for process in merged.processes}.values()
     unknown = [f"gateway process {pid}" if pid else "a gateway process" for pid in merged.silent]
     kept, fell_out = sum(process.kept for process in processes), sum(process.fell_out for process in processes)
-    return FoundRecords(merged.records, len(processes), kept, fell_out, (*silent, *unknown))
+    return FoundRecords(merged.records, kept, fell_out, (*silent, *unknown))
 
 
 def _ask(is_tls: bool, host: str, address: str, port: int, path: str, token: str | None) -> RecordsPage | str:

@@ -23,7 +23,7 @@ from baton_wire.messages.values import POOL_ROLES, Role
 from baton_worker.building.block_budget import CUDA_MEMORY_SHARE
 
 FIELDS = ("index", "uuid", "memory.free", "memory.total", "name", "driver_version")
-QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+SMI = "nvidia-smi"
 QUERY_S = 10.0
 CONTEXT_BYTES = 600 << 20
 """Memory that a process takes on a GPU before its first weight: the CUDA context and the libraries' workspaces."""
@@ -61,10 +61,24 @@ class GpuNeed:
 def read_gpus() -> tuple[Gpu, ...]:
     """The GPUs that `nvidia-smi` lists; none where it is missing, fails or does not answer in time."""
     try:
-        answer = subprocess.run(QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True)
-    except (OSError, subprocess.SubprocessError):
+        return query_gpus()
+    except OSError:
         return ()
-    return parse_gpus(answer.stdout)
+
+
+def query_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that `nvidia-smi` lists; none where it fails. Raises OSError: it is missing, or too slow."""
+    return parse_gpus(query_nvidia_smi(FIELDS))
+
+
+def query_nvidia_smi(fields: Sequence[str]) -> str:
+    """The lines that `nvidia-smi` prints of these fields, one for each GPU, or what it prints when it fails. Raises
+    OSError: it is missing, or does not answer in time."""
+    command = (SMI, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=QUERY_S, check=False).stdout
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"{SMI}: no answer within {QUERY_S:g} s") from error
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
@@ -141,7 +155,7 @@ def check_gpus(need: GpuNeed, free: Mapping[str, int | None]) -> None:
 
 
 def shared_kv(need: GpuNeed, free: Mapping[str, int | None]) -> int | None:
-    """The bytes of KV for each worker where several share a GPU and choose themselves; None: no worker has to be told.
+    """The bytes of KV for each worker where several share a GPU and choose themselves; None: no worker needs a size.
 
     Counted for as many workers as may run at the same time, each with an equal part of its GPU.
     """

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -130,14 +132,19 @@ def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             thread.join(30)
 
 
-def write_config(folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_config(
+    folder: Path,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    user: Mapping[str, object] = MappingProxyType({"token": "t"}),
+) -> None:
     context = {"cluster": "c", "user": "u", "namespace": "team-a"}
     config = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "prod",
         "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
+        "users": [{"name": "u", "user": dict(user)}],
         "contexts": [{"name": "prod", "context": context}],
     }
     (folder / "config").write_text(yaml.safe_dump(config))
@@ -177,3 +184,22 @@ def test_without_a_kubeconfig_the_finding_says_so_and_a_wrong_context_is_refused
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert main(["doctor", "--cluster"]) == 1
     assert "no kubeconfig" in capsys.readouterr().out
+
+
+def test_an_exec_plugin_that_does_not_answer_delays_nothing_beyond_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "silent")
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "cat", "args": [str(tmp_path / "silent")]}
+    write_config(tmp_path, 1, monkeypatch, {"exec": {**plugin, "interactiveMode": "Never"}})
+    status: list[int] = []
+    command = threading.Thread(target=lambda: status.append(main(["doctor", "--cluster", "--timeout", "0.5s"])))
+    command.start()
+    command.join(60)
+    is_waiting = command.is_alive()
+    with (tmp_path / "silent").open("w"):  # the plugin ends
+        pass
+    command.join(60)
+    assert not is_waiting
+    assert status == [1]
+    assert "no credentials within 0.5 s" in capsys.readouterr().out

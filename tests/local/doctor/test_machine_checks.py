@@ -127,3 +127,11 @@ def test_the_page_counts_findings_and_programs_get_the_same() -> None:
     assert "→ pip install 'baton-serving[local]'" in text
     page = as_json(findings)
     assert page["counts"] == {"ok": 11, "warning": 1, "failed": 1, "unknown": 0}
+
+
+def test_where_a_proxy_is_set_the_finding_is_about_its_name() -> None:
+    """The hub's name was said to have an address, and only the proxy's had been looked up."""
+    for is_found, text in ((True, "proxy.example has an address"), (False, "proxy.example has no address here")):
+        facts = replace(LAPTOP, fetch_host="proxy.example", resolves_hub=is_found)
+        [name] = [finding for finding in check_machine(facts) if finding.check == "dns"]
+        assert name.text.startswith(text)

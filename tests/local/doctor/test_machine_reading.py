@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from baton_local.__main__ import main
+from baton_local.doctor import machine_reading
 from baton_local.doctor.deadline import read_within
 from baton_local.doctor.machine_facts import RdmaPort
 from baton_local.doctor.machine_reading import (
@@ -24,6 +25,8 @@ from baton_local.doctor.machine_reading import (
     read_rdma,
     read_torch,
 )
+from baton_local.fleet import gpu_room
+from baton_local.fleet.gpu_room import read_gpus
 
 
 def test_a_reader_that_never_answers_delays_nothing_beyond_the_deadline() -> None:
@@ -42,6 +45,30 @@ def test_a_reader_that_never_answers_delays_nothing_beyond_the_deadline() -> Non
 def test_all_answers_end_the_wait() -> None:
     assert read_within({"a": lambda: None, "b": lambda: 2}, 60.0) == {"a": None, "b": 2}
     assert read_within({}, 60.0) == {}
+
+
+def install_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a driver with an `nvidia-smi` that is a shell script."""
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setattr(machine_reading, "GPU_LIST", folder)
+
+
+def test_a_driver_that_answers_too_late_is_unknown_and_not_without_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_nvidia_smi(tmp_path, "exec sleep 60", monkeypatch)
+    monkeypatch.setattr(gpu_room, "QUERY_S", 0.2)
+    facts = read_machine(0, 30.0, {"HTTPS_PROXY": "http://localhost:1"})
+    assert (facts.gpus, facts.pci) == (None, None)
+    assert read_gpus() == ()
+
+
+def test_a_driver_that_lists_no_gpu_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_nvidia_smi(tmp_path, "echo No devices were found; exit 6", monkeypatch)
+    facts = read_machine(0, 30.0, {"HTTPS_PROXY": "http://localhost:1"})
+    assert (facts.gpus, facts.pci) == ((), ())
 
 
 def test_this_machine_is_read(tmp_path: Path) -> None:

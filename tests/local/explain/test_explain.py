@@ -98,6 +98,25 @@ def test_what_did_not_answer_is_named(capsys: pytest.CaptureFixture[str], monkey
     assert "10000 are kept, 3 older ones are gone" in err
 
 
+def test_processes_of_several_replicas_are_counted_although_their_pids_are_alike(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = {
+        "10.0.0.1": RecordsPage([], [ProcessRecords(1, 10_000, 3, "a")]),
+        "10.0.0.2": RecordsPage([], [ProcessRecords(1, 50, 0, "b")]),
+    }
+    monkeypatch.setattr(record_sources, "_ask", lambda tls, host, address, *rest: pages[address])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", (address, 80)) for address in pages])
+    assert main(["explain", "gone", "--url", "http://gateways"]) == 1
+    assert "10050 are kept, 3 older ones are gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["http://gateway:abc", "http://gateway:99999", "gateway:8000", "http://[::1"])
+def test_an_address_that_is_none_is_refused_by_name(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--url", url]) != 0
+    assert f"--url: {url!r} is not http(s)://HOST[:PORT]" in capsys.readouterr().err
+
+
 def test_a_gateway_that_does_not_answer_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--url", "http://127.0.0.1:1"]) != 0
     assert "no gateway answered: the gateway at 127.0.0.1:1" in capsys.readouterr().err
@@ -120,13 +139,13 @@ def test_replicas_with_equal_pids_are_counted_apart(monkeypatch: pytest.MonkeyPa
     first, second = ProcessRecords(1, 5, 2, "aaaa"), ProcessRecords(1, 7, 1, "bbbb")
     pages = {"10.0.0.1": RecordsPage([], [first]), "10.0.0.2": RecordsPage([], [second])}
     found = ask_all(pages, monkeypatch)
-    assert (found.answered, found.kept, found.fell_out) == (2, 12, 3)
+    assert (found.kept, found.fell_out) == (12, 3)
 
 
 def test_a_gateway_with_two_addresses_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     page = RecordsPage([RECORD], [ProcessRecords(1, 5, 2, "aaaa")])
     found = ask_all({"127.0.0.1": page, "::1": page}, monkeypatch)
-    assert (found.answered, found.kept, found.fell_out) == (1, 5, 2)
+    assert (found.kept, found.fell_out) == (5, 2)
     assert found.records == [RECORD]
 
 

@@ -1,4 +1,4 @@
-"""Tasks of several scripted turns with calls, during which workers are killed or told to leave.
+"""Tasks of several scripted turns with calls, during which workers are killed or drained.
 
 A task's answers are drawn from the renderers of a format, so each turn is known in advance. A kill happens within the
 call of its turn: when a drawn number of characters of the arguments has arrived.
@@ -39,7 +39,7 @@ class Kill(enum.StrEnum):
     """A prefill worker is killed soon after the request was sent: while it prepares the prompt or hands it over."""
     DECODE = "decode"
     RETARGET = "retarget"
-    """The decode worker is told to leave and hands its sequence over."""
+    """The decode worker is drained (SIGTERM) and hands its sequence over."""
     BOTH = "both"
     """The decode worker and a prefill worker are killed at once, so that another one has to prepare the rest."""
 
@@ -98,7 +98,7 @@ class TaskRun:
         self._client = client
         self._dice = dice
         self.killed = 0
-        """Workers that were killed or told to leave within a call."""
+        """Workers that were killed or drained within a call."""
 
     def do(self, task: ScriptedTask, *, with_kills: bool) -> list[WholeAnswer]:
         """Return the answer of each turn. Turns with kills are streamed; without kills, each second turn is."""

@@ -15,7 +15,7 @@ LEAVES_S = 120.0
 
 
 class WorkerLosses:
-    """A context in which a thread kills a worker or tells it to leave, and replaces it, again and again."""
+    """A context in which a thread kills or drains a worker and replaces it, repeatedly."""
 
     def __init__(self, deployment: Deployment, pause_s: float, dice: random.Random) -> None:
         self._deployment = deployment
