@@ -79,23 +79,25 @@ class Deliveries:
 
     def _deliver_some(self, tenant: str, line: _Line) -> None:
         grown, until_s = line.flushes.schedule(), self._loop.time() + TURN_S
-        while line.requests:
-            live = line.requests.popleft()
-            if self._deliver_all(live):
-                grown[live.ticket] = live
-            if line.requests and self._loop.time() > until_s:
+        try:
+            while line.requests:
+                live = line.requests.popleft()
+                grown[live.ticket] = live  # also what `deliver_now` has delivered is still to be written out
+                self._deliver_all(live)
+                if line.requests and self._loop.time() > until_s:
+                    break
+        finally:  # an error of one request, which the loop reports, holds up no other
+            if line.requests:
                 self._schedule(tenant, line, line.requests[0])
-                return
-        del self._lines[tenant]
+            else:
+                del self._lines[tenant]
 
-    def _deliver_all(self, live: LiveRequest) -> bool:
-        """Deliver what has arrived for a request. False: nothing has."""
+    def _deliver_all(self, live: LiveRequest) -> None:
+        """Deliver what has arrived for a request, if anything has."""
         arrived = self._arrived.pop(live.ticket, None)
-        if arrived is None:
-            return False
-        self._num_waiting -= sum(_size(entry) for _, entry in arrived)
-        self._deliver(live, arrived)
-        return True
+        if arrived is not None:
+            self._num_waiting -= sum(_size(entry) for _, entry in arrived)
+            self._deliver(live, arrived)
 
 
 def _size(entry: TokenEntry) -> int:
