@@ -129,6 +129,18 @@ async def test_a_delivery_that_fails_holds_up_no_other_request_of_its_tenant() -
     assert recorded.delivered == [(0, [0]), (1, [0]), (2, [0]), (0, [1])]
 
 
+async def test_without_keys_sources_are_delivered_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "TURN_S", -1.0)
+    recorded = Recorded()
+    many, few = (charged_context(Account(f"address {source}")) for source in ("10.0.0.1", "10.0.0.2"))
+    for ticket in range(4):
+        recorded.deliveries.add(live(ticket, "default", many), WORKER, entry(0))
+    recorded.deliveries.add(live(9, "default", few), WORKER, entry(0))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert [ticket for ticket, _ in recorded.delivered] == [0, 9, 1, 2, 3]
+
+
 async def test_links_are_not_read_while_too_many_tokens_wait() -> None:
     recorded = Recorded()
     one = live(1, "a")
