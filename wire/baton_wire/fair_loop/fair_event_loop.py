@@ -133,7 +133,8 @@ class FairEventLoop(asyncio.SelectorEventLoop):
         self._ready = ReadyCallbacks()
 
     def stop(self) -> None:
-        """Stop after the callbacks that are ready now, as every loop does."""
+        """Stop after this round, which runs what is ready now and no later callback. What a round is too short for
+        waits for the next run."""
         self._ready.end_soon()
         super().stop()
 
