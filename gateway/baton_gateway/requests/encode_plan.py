@@ -206,7 +206,8 @@ def label_probabilities(logits: Sequence[float], is_probability: bool) -> list[f
         return [sigmoid(logits[0])]
     greatest = max(logits)
     weights = [math.exp(logit - greatest) for logit in logits]
-    return [weight / sum(weights) for weight in weights]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def sigmoid(logit: float) -> float:
