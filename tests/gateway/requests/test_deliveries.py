@@ -129,6 +129,24 @@ async def test_a_delivery_that_fails_holds_up_no_other_request_of_its_tenant() -
     assert recorded.delivered == [(0, [0]), (1, [0]), (2, [0]), (0, [1])]
 
 
+async def test_an_answer_that_cannot_be_written_holds_up_no_other() -> None:
+    recorded = Recorded()
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    lives = [live(number, "a") for number in range(3)]
+
+    def fail() -> None:
+        raise ValueError("deliberate")
+
+    lives[1].writer.flush = fail
+    for request in lives:
+        recorded.deliveries.add(request, WORKER, entry(0))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert [str(error["exception"]) for error in errors] == ["deliberate"]
+    assert [request.num_flushes for request in lives] == [1, 0, 1]
+
+
 async def test_without_keys_sources_are_delivered_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deliveries, "TURN_S", -1.0)
     recorded = Recorded()
