@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Container
 
 from baton_gateway.requests.live_request import LiveRequest
@@ -30,12 +31,16 @@ class AnswerFlushes:
 
     def _flush(self) -> None:
         """Flush as many as fit into one turn of the loop, and schedule the others."""
-        lives, until_s = list(self._pending.values()), self._loop.time() + FLUSH_S
+        lives, until_s = deque(self._pending.values()), self._loop.time() + FLUSH_S
         self._pending = {}
-        for place, live in enumerate(lives, 1):
-            if live.ticket in self._open:
-                live.writer.flush()
-            if self._loop.time() > until_s and place < len(lives):
-                self._pending = {other.ticket: other for other in lives[place:]}
+        try:
+            while lives:
+                live = lives.popleft()
+                if live.ticket in self._open:
+                    live.writer.flush()
+                if self._loop.time() > until_s:
+                    break
+        finally:  # an error of one answer, which the loop reports, holds up no other
+            if lives:
+                self._pending = {live.ticket: live for live in lives}
                 self._loop.call_soon(self._flush)
-                return

@@ -1,8 +1,9 @@
 """Delivers arrived tokens in each tenant's own time: one tenant's tokens delay no other tenant's.
 
 A frame of a worker has tokens of many tenants. They are sorted by request here, and each tenant's requests are served
-by a callback in the context of one of them, so that the event loop charges the tenant for it. Where a tenant falls
-behind, all tokens that came for a request meanwhile are delivered together.
+by a callback in the context of one of them, so that the event loop charges the tenant for it. Without keys each source
+counts as a tenant, as it does for the loop. Where a tenant falls behind, all tokens that came for a request meanwhile
+are delivered together.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Container, Iterable
 
 from baton_gateway.requests.answer_flushes import AnswerFlushes
 from baton_gateway.requests.live_request import LiveRequest
+from baton_wire.fair_loop.charging import CHARGE
 from baton_wire.messages.values import TokenEntry
 
 TURN_S = 0.001
@@ -27,7 +29,7 @@ ArrivedEntry = tuple[bytes, TokenEntry]
 
 
 class _Line:
-    """One tenant's requests with tokens to deliver, in order."""
+    """The requests of one account with tokens to deliver, in order."""
 
     def __init__(self, flushes: AnswerFlushes) -> None:
         self.requests: deque[LiveRequest] = deque()
@@ -47,7 +49,7 @@ class Deliveries:
         self._deliver = deliver
         self._open = open_tickets
         self._lines: dict[str, _Line] = {}
-        """By tenant."""
+        """By the name of the account that they are charged to."""
         self._arrived: dict[int, list[ArrivedEntry]] = {}
         """By the ticket of a request."""
         self._num_waiting = 0
@@ -63,10 +65,11 @@ class Deliveries:
             arrived.append((epoch, entry))
             return
         self._arrived[live.ticket] = [(epoch, entry)]
-        line = self._lines.get(live.tenant.name)
+        holder = _holder(live)
+        line = self._lines.get(holder)
         if line is None:
-            line = self._lines[live.tenant.name] = _Line(AnswerFlushes(self._loop, self._open))
-            self._schedule(live.tenant.name, line, live)
+            line = self._lines[holder] = _Line(AnswerFlushes(self._loop, self._open))
+            self._schedule(holder, line, live)
         line.requests.append(live)
 
     def deliver_now(self, lives: Iterable[LiveRequest]) -> None:
@@ -74,28 +77,35 @@ class Deliveries:
         for live in lives:
             self._deliver_all(live)
 
-    def _schedule(self, tenant: str, line: _Line, live: LiveRequest) -> None:
-        self._loop.call_soon(self._deliver_some, tenant, line, context=live.context)
+    def _schedule(self, holder: str, line: _Line, live: LiveRequest) -> None:
+        self._loop.call_soon(self._deliver_some, holder, line, context=live.context)
 
-    def _deliver_some(self, tenant: str, line: _Line) -> None:
+    def _deliver_some(self, holder: str, line: _Line) -> None:
         grown, until_s = line.flushes.schedule(), self._loop.time() + TURN_S
-        while line.requests:
-            live = line.requests.popleft()
-            if self._deliver_all(live):
-                grown[live.ticket] = live
-            if line.requests and self._loop.time() > until_s:
-                self._schedule(tenant, line, line.requests[0])
-                return
-        del self._lines[tenant]
+        try:
+            while line.requests:
+                live = line.requests.popleft()
+                grown[live.ticket] = live  # also what `deliver_now` has delivered is still to be written out
+                self._deliver_all(live)
+                if line.requests and self._loop.time() > until_s:
+                    break
+        finally:  # an error of one request, which the loop reports, holds up no other
+            if line.requests:
+                self._schedule(holder, line, line.requests[0])
+            else:
+                del self._lines[holder]
 
-    def _deliver_all(self, live: LiveRequest) -> bool:
-        """Deliver what has arrived for a request. False: nothing has."""
+    def _deliver_all(self, live: LiveRequest) -> None:
+        """Deliver what has arrived for a request, if anything has."""
         arrived = self._arrived.pop(live.ticket, None)
-        if arrived is None:
-            return False
-        self._num_waiting -= sum(_size(entry) for _, entry in arrived)
-        self._deliver(live, arrived)
-        return True
+        if arrived is not None:
+            self._num_waiting -= sum(_size(entry) for _, entry in arrived)
+            self._deliver(live, arrived)
+
+
+def _holder(live: LiveRequest) -> str:
+    charge = live.context.get(CHARGE)
+    return live.tenant.name if charge is None else charge.account.name
 
 
 def _size(entry: TokenEntry) -> int:

@@ -35,6 +35,7 @@ from baton_gateway.workers.pool_load import (
 )
 from baton_gateway.workers.route import Route
 from baton_gateway.workers.worker_view import WorkerView
+from baton_wire.fair_loop.charging import process_context
 from baton_wire.messages.values import PairFingerprint, Role
 from baton_wire.rules.fair_share import GATEWAY_GREED, may_take
 from baton_wire.rules.gateway_rounds import Urgency
@@ -94,6 +95,8 @@ class HeldRuns:
         self._pieces: dict[int, deque[Held]] = {}
         """Runs beyond their request's share, by ticket."""
         self._timer: asyncio.TimerHandle | None = None
+        self._context = process_context()
+        """The context of the timer, which releases runs of all tenants."""
         self._swept_s = 0.0
 
     def __len__(self) -> int:
@@ -286,7 +289,7 @@ class HeldRuns:
     def _check_soon(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(0.0, self.release_ready)
+        self._timer = asyncio.get_running_loop().call_later(0.0, self.release_ready, context=self._context)
 
     def _check_later(self) -> None:
         if self._timer is not None:
@@ -296,7 +299,8 @@ class HeldRuns:
             return
         waits = [self._rounds.wait_s(fingerprint) for fingerprint in self._queues]
         soonest_s = min((wait_s for wait_s in waits if wait_s), default=LOOK_S)
-        self._timer = asyncio.get_running_loop().call_later(min(LOOK_S, soonest_s), self.release_ready)
+        look_s = min(LOOK_S, soonest_s)
+        self._timer = asyncio.get_running_loop().call_later(look_s, self.release_ready, context=self._context)
 
 
 def _free(load: ModelLoad, views: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:

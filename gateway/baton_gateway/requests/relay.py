@@ -73,6 +73,7 @@ from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import ToWorker
 from baton_gateway.workers.route import Route
 from baton_wire.errors import BadFieldsError
+from baton_wire.fair_loop.charging import process_context
 from baton_wire.listening.complaints import Complaints
 from baton_wire.messages.encoding import Encode, EncodedPrompt
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Retarget, Tokens
@@ -118,6 +119,8 @@ class Relay:
         self._by_run: dict[bytes, LiveRequest] = {}
         self._deliveries = Deliveries(self._loop, self._deliver_arrived, self._by_ticket)
         self._admission_timer: asyncio.TimerHandle | None = None
+        self._context = process_context()
+        """The context of the timer of admission, which ends waits of all tenants."""
         self._idle = asyncio.Event()
         self.trace: Callable[[KeptTrail], None] | None = None
         """Takes the trails of sampled requests that have ended; None: traces are not exported."""
@@ -563,7 +566,7 @@ class Relay:
             self._admission_timer.cancel()
             self._admission_timer = None
         if (expiry := self._admission.next_expiry()) < float("inf"):
-            self._admission_timer = self._loop.call_at(expiry, self._expire_waiting)
+            self._admission_timer = self._loop.call_at(expiry, self._expire_waiting, context=self._context)
 
     def _expire_waiting(self) -> None:
         self._admission_timer = None

@@ -254,12 +254,14 @@ def _place_long(
     kv_token_s = prefill.kv_token_s if decode.kv_token_s is None else decode.kv_token_s
     fixed_s = prefill.fixed_s if decode.fixed_s is None else decode.fixed_s
     token_s = prefill.more_token_s if decode.piece_token_s is None else decode.piece_token_s
-    own_s = query.tokens * (kv_token_s or 0.0)
-    if not is_long(own_s, targets) or fixed_s is None or not token_s or not prefill.more_token_s:
+    if kv_token_s is None or fixed_s is None or not token_s or not prefill.more_token_s:
+        return None
+    own_s = query.tokens * kv_token_s
+    if not is_long(own_s, targets):
         return None
     decode_side = ContextSide(
         sequences=decode.load_sequences,
-        rows_s=max(fixed_s, fixed_s + decode.held_tokens * (kv_token_s or 0.0)),
+        rows_s=fixed_s + decode.held_tokens * kv_token_s,
         token_s=token_s,
         queued_tokens=decode.prompt_tokens,
         missing_tokens=_missing(decode, query),

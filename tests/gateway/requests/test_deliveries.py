@@ -21,8 +21,13 @@ WORKER = b"w" * 16
 
 
 def live(ticket: int, tenant: str, context: Any = None) -> Any:
-    writer = SimpleNamespace(flushed=0, flush=lambda: None)
-    return SimpleNamespace(ticket=ticket, tenant=Tenant(tenant), context=context or copy_context(), writer=writer)
+    one = SimpleNamespace(ticket=ticket, tenant=Tenant(tenant), context=context or copy_context(), num_flushes=0)
+
+    def flush() -> None:
+        one.num_flushes += 1
+
+    one.writer = SimpleNamespace(flush=flush)
+    return one
 
 
 def entry(index: int, logprobs: tuple[TokenLogprob, ...] | None = None) -> TokenEntry:
@@ -35,6 +40,8 @@ class Recorded:
     def __init__(self) -> None:
         self.delivered: list[tuple[int, list[int]]] = []
         self.charged: list[str] = []
+        self.failing: set[int] = set()
+        """Tickets whose delivery fails."""
         self.num_open = range(1_000)
         self.deliveries = Deliveries(asyncio.get_running_loop(), self._deliver, self.num_open)
 
@@ -42,6 +49,8 @@ class Recorded:
         charge = CHARGE.get()
         self.charged.append("" if charge is None else charge.account.name)
         self.delivered.append((live.ticket, [entry.first_index for _, entry in arrived]))
+        if live.ticket in self.failing:
+            raise ValueError("deliberate")
 
 
 async def test_what_came_for_a_request_meanwhile_is_delivered_together_and_in_order() -> None:
@@ -90,6 +99,64 @@ async def test_tokens_come_before_what_else_happens_to_their_request() -> None:
     recorded.deliveries.add(other, WORKER, entry(1))
     await asyncio.sleep(0)
     assert recorded.delivered == [(2, [0]), (1, [0]), (2, [1])]
+
+
+async def test_tokens_that_are_delivered_before_their_turn_are_written_out_too() -> None:
+    recorded = Recorded()
+    one, other = live(1, "a"), live(2, "a")
+    recorded.deliveries.add(one, WORKER, entry(0))
+    recorded.deliveries.add(other, WORKER, entry(0))
+    recorded.deliveries.deliver_now([other])
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (one.num_flushes, other.num_flushes) == (1, 1)
+
+
+async def test_a_delivery_that_fails_holds_up_no_other_request_of_its_tenant() -> None:
+    recorded = Recorded()
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    recorded.failing = {1}
+    lives = [live(number, "a") for number in range(3)]
+    for request in lives:
+        recorded.deliveries.add(request, WORKER, entry(0))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [str(error["exception"]) for error in errors] == ["deliberate"]
+    recorded.deliveries.add(lives[0], WORKER, entry(1))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert recorded.delivered == [(0, [0]), (1, [0]), (2, [0]), (0, [1])]
+
+
+async def test_an_answer_that_cannot_be_written_holds_up_no_other() -> None:
+    recorded = Recorded()
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    lives = [live(number, "a") for number in range(3)]
+
+    def fail() -> None:
+        raise ValueError("deliberate")
+
+    lives[1].writer.flush = fail
+    for request in lives:
+        recorded.deliveries.add(request, WORKER, entry(0))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert [str(error["exception"]) for error in errors] == ["deliberate"]
+    assert [request.num_flushes for request in lives] == [1, 0, 1]
+
+
+async def test_without_keys_sources_are_delivered_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "TURN_S", -1.0)
+    recorded = Recorded()
+    many, few = (charged_context(Account(f"address {source}")) for source in ("10.0.0.1", "10.0.0.2"))
+    for ticket in range(4):
+        recorded.deliveries.add(live(ticket, "default", many), WORKER, entry(0))
+    recorded.deliveries.add(live(9, "default", few), WORKER, entry(0))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert [ticket for ticket, _ in recorded.delivered] == [0, 9, 1, 2, 3]
 
 
 async def test_links_are_not_read_while_too_many_tokens_wait() -> None:

@@ -23,6 +23,8 @@ from baton_gateway.workers.route import Route
 from baton_gateway.workers.worker_view import WorkerView
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
+from baton_wire.fair_loop.charging import CHARGE, charged_context
+from baton_wire.fair_loop.fair_queue import Account
 from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import Role
 from baton_wire.rules.prompt_order import BEGIN_SHARE
@@ -66,6 +68,8 @@ class Gate:
             send=lambda message: self.announced.append(message.rank),
         )
         self.load = ModelLoad()
+        self.charged: list[str] = []
+        """The accounts that releases were charged to."""
         self.held = HeldRuns(cast(Any, self), self)
 
     def get(self, epoch: bytes) -> Any:
@@ -89,6 +93,8 @@ class Gate:
 
     def release(self, live: Any, action: PickRoute) -> Route:
         self.gone.append(action.run[0])
+        charge = CHARGE.get()
+        self.charged.append("process" if charge is None else charge.account.name)
         busy = view(BUSY, live.fingerprint, gateways=self.pool[0].gateways)
         self.pool = [busy, *(v for v in self.pool if v.fingerprint != live.fingerprint)]
         return self.route
@@ -110,6 +116,16 @@ class Gate:
             self.pool = [view(FREE, gateways=self.pool[0].gateways)]
             self.held.release_ready()
         return self.gone
+
+
+async def test_the_clock_releases_runs_of_all_tenants_in_the_time_of_the_process() -> None:
+    """Otherwise the runs of all would wait for the turn of the tenant that has the most to do."""
+    gate = Gate(view(BUSY))
+    assert charged_context(Account("many")).run(gate.holds, run(1))
+    gate.pool = [view(FREE)]
+    async with asyncio.timeout(30.0):
+        await until(lambda: bool(gate.gone))
+    assert gate.charged == ["process"]
 
 
 def test_work_beside_rows_takes_longer() -> None:

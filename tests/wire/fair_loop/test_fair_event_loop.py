@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import os
 import re
+import signal
 import socket
 import threading
 from asyncio import base_events
@@ -255,6 +257,28 @@ def test_threads_timers_and_sockets_work_beside_a_loop_that_is_never_idle(loop: 
         loop.call_soon(spin, context=busy)
     task = loop.create_task(exchange(), context=quiet)
     assert len(loop.run_until_complete(asyncio.wait_for(task, 30.0))) == 100_000
+
+
+def test_a_signal_is_handled_while_a_tenant_keeps_the_loop_busy(loop: FairEventLoop) -> None:
+    busy = charged_context(account("busy"))
+    turns = 0
+
+    def spin() -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 2_000:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        if turns < 1_000_000:
+            loop.call_soon(spin, context=busy)
+        else:
+            loop.stop()
+
+    for _ in range(50):
+        loop.call_soon(spin, context=busy)
+    loop.add_signal_handler(signal.SIGUSR1, loop.stop)
+    loop.run_forever()
+    loop.remove_signal_handler(signal.SIGUSR1)
+    assert 2_000 <= turns < 1_000_000
 
 
 def test_a_runner_cancels_what_is_left_and_closes_the_loop() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from baton_wire.fair_loop.fair_queue import Account, FairQueue, ServiceQueue
+from baton_wire.fair_loop.fair_queue import Account, FairQueue
 
 Item = tuple[str, int]
 
@@ -16,7 +16,7 @@ def serve(
     costs: dict[str, float], weights: dict[str, float], rounds: int, services: frozenset[str] = frozenset()
 ) -> dict[str, float]:
     """The time of each account, all of which always have an item. Costs are drawn around their means."""
-    queue: ServiceQueue[str] = ServiceQueue()
+    queue: FairQueue[str] = FairQueue()
     accounts = {name: Account[str](name, weights[name], name in services) for name in costs}
     spent = dict.fromkeys(costs, 0.0)
     draw = random.Random(str(sorted(costs.items())))
@@ -119,7 +119,7 @@ def test_an_item_that_took_long_is_paid_back_before_its_account_goes_again() -> 
 
 
 def test_a_service_that_was_charged_beside_a_light_tenant_does_not_wait_for_a_heavy_one() -> None:
-    queue: ServiceQueue[str] = ServiceQueue()
+    queue: FairQueue[str] = FairQueue()
     service, light, heavy = (
         Account[str]("service", is_service=True),
         Account[str]("light", 0.001),

@@ -41,6 +41,13 @@ def charge_to(account: LoopAccount) -> None:
         charge.account = account
 
 
+def process_context() -> Context:
+    """Return a copy of the current context for work of the process itself, such as what is done for all at once."""
+    context = copy_context()
+    context.run(CHARGE.set, None)
+    return context
+
+
 def charged_context(account: LoopAccount) -> Context:
     """Return a copy of the current context for work that is charged to an account."""
     context = copy_context()

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector, SelectorKey
 
 from baton_wire.fair_loop.charging import CHARGE
-from baton_wire.fair_loop.fair_queue import Account, ServiceQueue
+from baton_wire.fair_loop.fair_queue import Account, FairQueue
 
 ROUND_S = 0.002
 """How long callbacks run before I/O is polled. A callback that has begun runs to its end."""
@@ -39,7 +39,7 @@ class ReadyCallbacks:
         self._clock = clock
         self._arrived: deque[Handle] = deque()
         self.append = self._arrived.append
-        self._queue: ServiceQueue[Handle] = ServiceQueue()
+        self._queue: FairQueue[Handle] = FairQueue()
         self._own: Account[Handle] = Account("process", is_service=True)
         """The account of the process itself."""
         self._polled: set[Handle] = set()
@@ -133,7 +133,8 @@ class FairEventLoop(asyncio.SelectorEventLoop):
         self._ready = ReadyCallbacks()
 
     def stop(self) -> None:
-        """Stop after the callbacks that are ready now, as every loop does."""
+        """Stop after this round, which runs what is ready now and no later callback. What a round is too short for
+        waits for the next run."""
         self._ready.end_soon()
         super().stop()
 

@@ -24,7 +24,7 @@ class Account(Generic[T]):
     __slots__ = ("__weakref__", "is_active", "is_service", "items", "name", "spent_s", "virtual_s", "weight")
 
     def __init__(self, name: str, weight: float = 1.0, is_service: bool = False) -> None:
-        """`is_service`: its weight counts next to that of all other accounts together, which is 1 (`ServiceQueue`)."""
+        """`is_service`: its weight counts next to that of all other accounts together, which is 1 (`FairQueue`)."""
         self.name = name
         self.weight = weight
         self.is_service = is_service
@@ -38,21 +38,8 @@ class Account(Generic[T]):
         return f"<Account {self.name}, weight {self.weight:g}, {len(self.items)} items>"
 
 
-class FairQueue(Generic[T]):
-    """Items by account.
-
-    >>> queue: FairQueue[str] = FairQueue()
-    >>> many, few = Account[str]("many"), Account[str]("few")
-    >>> for item in ("m1", "m2", "m3"):
-    ...     queue.add(many, item)
-    >>> queue.add(few, "f1")
-    >>> order = []
-    >>> while queue:
-    ...     order.append(queue.take())
-    ...     queue.charge(0.001)
-    >>> order
-    ['m1', 'f1', 'm2', 'm3']
-    """
+class ActiveAccounts(Generic[T]):
+    """The accounts that have items, in the order of their virtual times."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, int, Account[T]]] = []
@@ -61,22 +48,6 @@ class FairQueue(Generic[T]):
         self._virtual_s = 0.0
         """The virtual time at which the item in service started."""
         self._num_pushed = 0
-        self._num_items = 0
-
-    def __len__(self) -> int:
-        return self._num_items
-
-    def add(self, account: Account[T], item: T) -> None:
-        """Add an item after those of its account."""
-        account.items.append(item)
-        self._num_items += 1
-        if not account.is_active:
-            self.activate(account)
-
-    def take(self) -> T:
-        """Remove the next item; there must be one. `charge` its cost before the next one is taken."""
-        self._num_items -= 1
-        return self.select().items.popleft()
 
     def activate(self, account: Account[T]) -> None:
         """Let an account take part that had no items, and has one now."""
@@ -92,15 +63,6 @@ class FairQueue(Generic[T]):
         self._virtual_s = account.virtual_s
         return account
 
-    def charge(self, cost_s: float) -> None:
-        """Charge the cost of the item that was taken last to its account."""
-        account = self._current
-        assert account is not None
-        if cost_s < LEAST_COST_S:
-            cost_s = LEAST_COST_S
-        account.spent_s += cost_s
-        account.virtual_s += cost_s / account.weight
-
     def clear(self) -> None:
         """Remove all items."""
         accounts = [account for _, _, account in self._waiting]
@@ -108,7 +70,7 @@ class FairQueue(Generic[T]):
         for account in accounts:
             account.items.clear()
             account.is_active = False
-        self._waiting, self._current, self._num_items = [], None, 0
+        self._waiting, self._current = [], None
 
     def _switch(self) -> Account[T]:
         """Make the account with the least virtual time the current one."""
@@ -126,16 +88,28 @@ class FairQueue(Generic[T]):
         heappush(self._waiting, (account.virtual_s, self._num_pushed, account))
 
 
-class ServiceQueue(Generic[T]):
+class FairQueue(Generic[T]):
     """Items of services, and of other accounts that share one part next to the services.
 
     A service of weight 1 gets as much as all other accounts together, however many and heavy they are.
+
+    >>> queue: FairQueue[str] = FairQueue()
+    >>> many, few = Account[str]("many"), Account[str]("few")
+    >>> for item in ("m1", "m2", "m3"):
+    ...     queue.add(many, item)
+    >>> queue.add(few, "f1")
+    >>> order = []
+    >>> while queue:
+    ...     order.append(queue.take())
+    ...     queue.charge(0.001)
+    >>> order
+    ['m1', 'f1', 'm2', 'm3']
     """
 
     def __init__(self) -> None:
-        self._parts: FairQueue[T] = FairQueue()
+        self._parts: ActiveAccounts[T] = ActiveAccounts()
         """The services, and `_all_others`."""
-        self._others: FairQueue[T] = FairQueue()
+        self._others: ActiveAccounts[T] = ActiveAccounts()
         self._all_others: Account[Any] = Account("all others")
         """Has None for each item of `_others`."""
         self._taken: Account[T] | None = None

@@ -23,13 +23,10 @@ from baton_wire.rules.prompt_placement import (
     Placement,
     mean_step_s,
 )
+from baton_wire.rules.worker_choice import MISSING_WEIGHT
 
 LONG_SHARE: Final = 0.02
 """A share of the TPOT target: a context whose KV takes longer to read is long."""
-RECOMPUTED: Final = 3.0
-"""A token that the other worker has cached counts this many times where it would be computed again: it also delays what
-comes after it, and displaces other contexts (`worker_choice`)."""
-
 HOME: Final = 2.0
 """Where the prefill worker would have to compute this many times as much, the decode worker computes the turn although
 its steps have no room: the smallest pieces lengthen a few steps, and a context need not be computed again."""
@@ -113,8 +110,9 @@ def _has_room(side: ContextSide, own_s: float, targets: LatencyTargets) -> bool:
 
 
 def _first_token_s(side: ContextSide, least: int, targets: LatencyTargets) -> float:
-    """Seconds until the turn's first token there. Tokens that the other worker need not compute count more."""
-    tokens = side.queued_tokens + side.missing_tokens + (RECOMPUTED - 1) * (side.missing_tokens - least)
+    """Seconds until the turn's first token there. Tokens that the other worker need not compute count as
+    `worker_choice` counts missing ones."""
+    tokens = side.queued_tokens + side.missing_tokens + (MISSING_WEIGHT - 1) * (side.missing_tokens - least)
     if not side.sequences:
         return tokens * side.token_s
     piece = piece_tokens(side.sequences, side.rows_s, side.token_s, targets.tpot_s, MOST_TOKENS)
