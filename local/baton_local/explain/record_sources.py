@@ -61,8 +61,10 @@ def ask_gateways(url: str, query: RecordQuery, token: str | None) -> FoundRecord
     is_tls, host, port = _split(url)
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a label that is empty or too long
-        raise LocalError(f"--url: {host}: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise LocalError(f"--url: {host}: {error.strerror or error}") from error
+    except UnicodeError as error:  # of a label that is empty or too long
+        raise LocalError(f"--url: {host}: {error}") from error
     addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
     pages: list[RecordsPage] = []
     silent = [
@@ -99,8 +101,13 @@ def _found(pages: list[RecordsPage], silent: list[str], query: RecordQuery) -> F
     merged = merge_pages(query, pages)
     processes = {(process.pid, process.epoch): process for process in merged.processes}.values()
     unknown = [f"gateway process {pid}" if pid else "a gateway process" for pid in merged.silent]
+<<<<<<< HEAD
     kept, fell_out = sum(process.kept for process in processes), sum(process.fell_out for process in processes)
     return FoundRecords(merged.records, kept, fell_out, (*silent, *unknown))
+=======
+    kept, fell_out = (sum(getattr(process, name) for process in processes) for name in ("kept", "fell_out"))
+    return FoundRecords(merged.records, len(processes), kept, fell_out, (*silent, *unknown))
+>>>>>>> r3
 
 
 def _ask(is_tls: bool, host: str, address: str, port: int, path: str, token: str | None) -> RecordsPage | str:
