@@ -101,13 +101,8 @@ def _found(pages: list[RecordsPage], silent: list[str], query: RecordQuery) -> F
     merged = merge_pages(query, pages)
     processes = {(process.pid, process.epoch): process for process in merged.processes}.values()
     unknown = [f"gateway process {pid}" if pid else "a gateway process" for pid in merged.silent]
-<<<<<<< HEAD
     kept, fell_out = sum(process.kept for process in processes), sum(process.fell_out for process in processes)
     return FoundRecords(merged.records, kept, fell_out, (*silent, *unknown))
-=======
-    kept, fell_out = (sum(getattr(process, name) for process in processes) for name in ("kept", "fell_out"))
-    return FoundRecords(merged.records, len(processes), kept, fell_out, (*silent, *unknown))
->>>>>>> r3
 
 
 def _ask(is_tls: bool, host: str, address: str, port: int, path: str, token: str | None) -> RecordsPage | str:
