@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from baton_wire.models.rope_config import (
+    AlphaScaling,
     LinearScaling,
     Llama3Scaling,
     LongropeScaling,
@@ -52,6 +53,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, positions: int) -> Tens
             return 1.0 / powers
         case LinearScaling(factor):
             return (1.0 / powers) / factor
+        case AlphaScaling(alpha):
+            base: float = rope.theta * alpha ** (head_dim / (head_dim - 2))
+            return 1.0 / base**exponents
         case Llama3Scaling():
             return _llama3(1.0 / powers, rope.scaling)
         case YarnScaling():

@@ -65,7 +65,9 @@ def _experts(fields: ConfigFields) -> Experts:
         corrected=CorrectedChoice(
             "mlp.gate.e_score_correction_bias", groups, taken, fields.number("routed_scaling_factor", 1.0)
         ),
-        shared=SharedExpert(inner * fields.integer("n_shared_experts", 1, maximum=MAX_EXPERTS), "mlp.shared_experts"),
+        shared=SharedExpert(
+            Dense(inner * fields.integer("n_shared_experts", 1, maximum=MAX_EXPERTS), name="mlp.shared_experts")
+        ),
     )
 
 
