@@ -231,8 +231,8 @@ def _factors(section: ConfigFields, name: str) -> tuple[float, ...]:
 
 def _read_llama3(section: ConfigFields, original_positions: int) -> Llama3Scaling:
     low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
-    if high <= low:
-        raise section.error("high_freq_factor", f"a number above low_freq_factor ({low:g})")
+    if high < low:
+        raise section.error("high_freq_factor", f"a number not below low_freq_factor ({low:g})")
     return Llama3Scaling(section.number("factor"), low, high, original_positions)
 
 

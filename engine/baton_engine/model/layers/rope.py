@@ -88,6 +88,8 @@ def _llama3(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
     wavelength = 2 * math.pi / inverse
     scaled = torch.where(wavelength > low_wavelength, inverse / scaling.factor, inverse)
     span = scaling.high_freq_factor - scaling.low_freq_factor
+    if span == 0:  # Llama 4 Scout has no step between the two
+        return scaled
     smooth = (scaling.original_positions / wavelength - scaling.low_freq_factor) / span
     between = (1 - smooth) * scaled / scaling.factor + smooth * scaled
     is_between = (wavelength >= high_wavelength) & (wavelength <= low_wavelength)

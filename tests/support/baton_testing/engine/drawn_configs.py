@@ -57,7 +57,7 @@ def ropes(draw: st.DrawFn) -> dict[str, Any]:
     if scaling != "linear":
         rope["original_max_position_embeddings"] = 32
     if scaling == "llama3":
-        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": draw(st.sampled_from([4.0, 1.0]))}
     return rope
 
 
