@@ -77,4 +77,9 @@ GLM4_MOE: Final = Family(
     default_positions=131_072,
     default_eps=1e-5,
     further_layers="num_nextn_predict_layers",
+    shipped_code=(
+        "configuration_glm4_moe.Glm4MoeConfig",
+        "modeling_glm4_moe.Glm4MoeForCausalLM",
+        "modeling_glm4_moe.Glm4MoeModel",
+    ),
 )

@@ -46,6 +46,8 @@ UNSERVED: Final = MappingProxyType[str, Unserved](
         "bamba": Unserved("Mamba layers", "granite"),
         "lfm2": Unserved("short convolutions (layer_types: conv)", "qwen3"),
         "lfm2_moe": Unserved("short convolutions (layer_types: conv)", "qwen3_moe"),
+        "laguna": Unserved("gates of attention heads (gating) and layers with different numbers of heads", "qwen3_moe"),
+        "mellum": Unserved("windows and a RoPE of their own in some layers, next to experts", "qwen3_moe"),
         "minimax": Unserved("linear attention (lightning attention)", "minimax_m2"),
     }
 )
