@@ -207,8 +207,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_local_experts": 0,
         "shared_intermediate_size": 40,
         "layer_types": ["full_attention"] * 3,
-        "mamba_n_heads": 3,
-        "mamba_d_head": 32,
+        "mamba_n_heads": 1,
         "attention_multiplier": 0.2,
     },
     "qwen3-tied-yarn": {
