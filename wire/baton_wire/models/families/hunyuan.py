@@ -68,7 +68,7 @@ def _mixer(fields: ConfigFields, positions: int) -> Attention:
 def _same_in_all(fields: ConfigFields, name: str, layers: int, value: int) -> None:
     """A number, or a list with one for each layer, of this value alone."""
     given = fields.raw(name)
-    if isinstance(given, list) and len(given) >= layers and all(each == value for each in given):
+    if isinstance(given, list) and len(given) >= layers and all(entry == value for entry in given):
         return
     fields.only(name, value, f"{value} in every layer")
 
