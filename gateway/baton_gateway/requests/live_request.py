@@ -13,6 +13,7 @@ import msgspec
 
 from baton_gateway.answers.parse_plan import ParsePlan
 from baton_gateway.errors import Problem
+from baton_gateway.ledger.request_ledger import LedgerEntry
 from baton_gateway.openai_api.answer_bounds import bytes_ahead, values_bytes
 from baton_gateway.openai_api.answer_writers import AnswerWriter
 from baton_gateway.openai_api.encoding_types import EncodeRequest
@@ -114,6 +115,8 @@ class LiveRequest:
     """How it ended; empty: it has not."""
     problem: Problem | None = None
     """The error that it ended with."""
+    entry: LedgerEntry | None = None
+    """Its entry in the ledger, from its first attempt to its end; None: it has none."""
     slow_gap_s: float = math.inf
     """Longer gaps between its tokens are noted."""
     parse_plan: ParsePlan | None = None
