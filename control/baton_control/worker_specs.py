@@ -60,8 +60,6 @@ class Site:
     """Folder with the compiled table of LLMTenants, for a deployment with `gateway.tenants`."""
     ledger_path: str | None = None
     """Folder in which gateways record what requests use; None: they do not."""
-    ledger_to_stdout: bool = False
-    """True: the lines go to gateways' standard output, and what is open is in the folder."""
     operator_url: str | None = None
     """URL for the gateways' telemetry, without the `/{namespace}/{name}` of the deployment; None: none is sent."""
     paced_path: str | None = None
@@ -297,9 +295,7 @@ def _tracing(deployment: LLMDeployment) -> tuple[str, ...]:
 
 def _ledger(site: Site) -> tuple[str, ...]:
     """The flags for the ledger; none where there is none, so that no old gateway restarts."""
-    if site.ledger_path is None:
-        return ()
-    return (f"--ledger={site.ledger_path}", *(("--ledger-lines=stdout",) if site.ledger_to_stdout else ()))
+    return () if site.ledger_path is None else (f"--ledger={site.ledger_path}",)
 
 
 def _aliases(deployment: LLMDeployment) -> tuple[str, ...]:
