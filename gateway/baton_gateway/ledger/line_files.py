@@ -6,6 +6,7 @@ written again from its slot.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -125,10 +126,17 @@ def place_stem(name: str) -> str:
     return _NAME.sub("_", name)[:128]
 
 
+def check_folder(folder: Path) -> None:
+    """Raises OSError unless files can be made in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
 def claim_place(folder: Path, name: str, append: AppendLeft) -> tuple[int, Path]:
     """Recover what killed processes left in a folder, and claim a place of this gateway's name: returns the descriptor
     of its locked table and the path of it. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    check_folder(folder)
     recover_left(folder, name, 0.0, append)
     stem = place_stem(name)
     for place in range(MAX_PLACES):

@@ -164,13 +164,16 @@ def open_ledger(
     *,
     is_required: bool,
     count: Callable[[LedgerResult, int], None] = lambda result, requests: None,
+    stream: int = 1,
 ) -> RequestLedger:
     """Open the ledger of a process in a folder, after what killed processes left was recovered. Where the folder cannot
-    be used, the table is in memory until the process ends, and lines wait there. Raises OSError if it is required."""
-    stream = StreamSink()
+    be used, the table is in memory until the process ends, and lines wait there. Raises OSError if it is required.
+
+    `stream`: the descriptor that is the standard output."""
+    standard_output = StreamSink(stream)
 
     def append_to_stream(path: Path, left: list[LeftSlot]) -> None:
-        stream.write(b"".join(closing_lines(left, set())), 0.0)
+        standard_output.write(b"".join(closing_lines(left, set())), 0.0)
 
     append = append_to_stream if lines is LedgerLines.STDOUT else append_left
     try:
@@ -181,7 +184,7 @@ def open_ledger(
             raise
         _log.error("the ledger is in memory alone: %s: %s", error.filename or folder, error.strerror or error)
         table, path = OpenTable.in_memory(), folder / f"{place_stem(name)}-p{os.getpid()}{LINES_SUFFIX}"
-    sink: LineSink = stream if lines is LedgerLines.STDOUT else LineFile(path.with_suffix(LINES_SUFFIX))
+    sink: LineSink = standard_output if lines is LedgerLines.STDOUT else LineFile(path.with_suffix(LINES_SUFFIX))
     writer = LedgerWriter(
         table,
         sink,

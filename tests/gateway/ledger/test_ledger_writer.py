@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
 
 from baton_gateway.ledger.ledger_writer import LedgerWriter
+from baton_gateway.ledger.line_files import append_left, claim_place
 from baton_gateway.ledger.open_table import OpenTable
-from baton_gateway.ledger.request_ledger import Closing, Opening, RequestLedger
+from baton_gateway.ledger.request_ledger import Closing, LedgerLines, Opening, RequestLedger, open_ledger
 from baton_gateway.reporting.outcome import LedgerResult
 from baton_wire.ledger_line import LineEvent, decode_line
 
@@ -101,6 +103,31 @@ def test_a_required_ledger_refuses_what_it_has_no_room_for() -> None:
     assert [serve(ledger) for _ in range(SLOTS + 1)] == [True] * SLOTS + [False]
     assert counted == [(LedgerResult.REFUSED, 1)]
     ledger.stop()
+
+
+def test_lines_of_a_stream_are_whole_and_what_a_killed_process_left_comes_first(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    descriptor, path = claim_place(tmp_path, "gw", append_left)
+    killed = RequestLedger(OpenTable(descriptor, path, SLOTS), LedgerWriter(OpenTable.in_memory(1), FlakyDisk()))
+    entry = killed.open(OPENING)
+    assert entry is not None
+    entry.count(2)
+    killed.table._words.release()
+    killed.table._memory.close()
+    os.close(descriptor)
+    ledger = open_ledger(tmp_path, "gw", LedgerLines.STDOUT, is_required=True, stream=writing)
+    ledger.start()
+    serve(ledger)
+    assert ledger.stop()
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        lines = [decode_line(content) for content in stream]
+    assert [(line.event.value, line.output_tokens, line.interrupted) for line in lines] == [
+        ("closed", 2, True),
+        ("opened", None, False),
+        ("closed", 3, False),
+    ]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_ends_although_its_disk_is_full(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from baton_gateway.ledger.request_ledger import RequestLedger
 from baton_testing.gateway.fake_pool import FakePool
-from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
+from baton_testing.gateway.gateway_process import RunningGateway, answer, running_gateway, tokenizer, until
 from baton_wire.ledger_line import LedgerLine, LineEvent, decode_line
-from baton_wire.messages.values import Reason
+from baton_wire.messages.encoding import EncodingLimits
+from baton_wire.messages.values import Reason, Role
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "A secret question"}]}
 
@@ -35,8 +36,8 @@ async def closed(gateway: RunningGateway, folder: Path, count: int) -> list[Ledg
 
 
 async def ask(gateway: RunningGateway, http: aiohttp.ClientSession, **fields: Any) -> Any:
-    async with http.post(gateway.url("/v1/chat/completions"), json=CHAT | fields) as answer:
-        return json.loads(await answer.read()) if not fields.get("stream") else await answer.text()
+    async with http.post(gateway.url("/v1/chat/completions"), json=CHAT | fields) as sent:
+        return json.loads(await sent.read()) if not fields.get("stream") else await sent.text()
 
 
 async def test_lines_have_the_counts_that_answers_report(
@@ -60,14 +61,28 @@ async def test_lines_have_the_counts_that_answers_report(
     assert all(line.accelerator_seconds is None for line in lines), "unknown is absent"
 
 
+async def test_embeddings_are_recorded_with_their_inputs(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    pool = FakePool(tmp_path, tokenizer(), answer)
+    for role in (Role.PREFILL, Role.DECODE):
+        await pool.add(role, encoding=EncodingLimits(6))
+    folder = tmp_path / "ledger"
+    async with running_gateway(pool, f"--ledger={folder}") as gateway:
+        body = {"model": "tiny", "input": ["A secret", "and another one"]}
+        async with http.post(gateway.url("/v1/embeddings"), json=body) as sent:
+            usage = (await sent.json())["usage"]
+        [line] = await closed(gateway, folder, 1)
+    await pool.stop()
+    assert (line.task, line.input_tokens, line.output_tokens) == ("embeddings", usage["prompt_tokens"], 0)
+
+
 async def test_an_answer_that_never_arrived_is_not_billed_and_what_was_generated_is_named(
     pool: FakePool, tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
     folder = tmp_path / "ledger"
     async with running_gateway(pool, f"--ledger={folder}", "--max-request-duration-s=1") as gateway:
         pool.decode[0].may_step = lambda last_step: last_step < 3
-        answer = await ask(gateway, http, max_tokens=20)
-        assert answer["error"]["code"] == "deadline_exceeded"
+        failed = await ask(gateway, http, max_tokens=20)
+        assert failed["error"]["code"] == "deadline_exceeded"
         [line] = await closed(gateway, folder, 1)
     assert (line.status, line.code, line.output_tokens) == ("failed", "deadline_exceeded", 0)
     assert line.generated_tokens is not None
@@ -81,9 +96,9 @@ async def test_a_stream_whose_client_hangs_up_is_billed_what_it_was_sent(
     async with running_gateway(pool, f"--ledger={folder}") as gateway:
         pool.decode[0].may_step = lambda last_step: last_step < 4
         body = CHAT | {"stream": True, "max_tokens": 20}
-        async with http.post(gateway.url("/v1/chat/completions"), json=body) as answer:
+        async with http.post(gateway.url("/v1/chat/completions"), json=body) as stream:
             seen = 0
-            async for row in answer.content:
+            async for row in stream.content:
                 seen += b'"content":"' in row and b'"content":""' not in row
                 if seen == 3:
                     break
@@ -109,8 +124,8 @@ async def test_a_request_that_no_worker_was_sent_is_not_in_the_ledger(
 ) -> None:
     folder = tmp_path / "ledger"
     async with running_gateway(pool, f"--ledger={folder}") as gateway:
-        answer = await ask(gateway, http, max_tokens=1_000_000)
-        assert answer["error"]["code"] == "context_length_exceeded"
+        refused = await ask(gateway, http, max_tokens=1_000_000)
+        assert refused["error"]["code"] == "context_length_exceeded"
         await ask(gateway, http, max_tokens=1)
         assert len(await closed(gateway, folder, 1)) == 1
 
@@ -124,11 +139,11 @@ async def test_without_room_requests_are_served_or_refused_as_the_installation_s
         assert isinstance(ledger, RequestLedger)
         while ledger.table.num_free:
             ledger.table.take(b"{}\n")
-        async with http.post(gateway.url("/v1/chat/completions"), json=CHAT | {"max_tokens": 2}) as answer:
-            assert answer.status == status
+        async with http.post(gateway.url("/v1/chat/completions"), json=CHAT | {"max_tokens": 2}) as sent:
+            assert sent.status == status
             if status == 503:
-                assert answer.headers["Retry-After"] == "5"
-                assert (await answer.json())["error"]["code"] == "ledger_unavailable"
+                assert sent.headers["Retry-After"] == "5"
+                assert (await sent.json())["error"]["code"] == "ledger_unavailable"
         async with http.get(gateway.url("/metrics")) as page:
             result = "unrecorded" if policy == "serve" else "refused"
             assert f'baton_gateway_ledger_requests_total{{result="{result}"}} 1.0' in await page.text()
@@ -142,9 +157,9 @@ async def test_tokens_are_counted_before_they_reach_the_client(
         assert ledger is not None
         pool.decode[0].may_step = lambda last_step: last_step < 6
         body = CHAT | {"stream": True, "max_tokens": 20}
-        async with http.post(gateway.url("/v1/chat/completions"), json=body) as answer:
+        async with http.post(gateway.url("/v1/chat/completions"), json=body) as stream:
             seen = 0
-            async for row in answer.content:
+            async for row in stream.content:
                 if b'"content":"' in row and b'"content":""' not in row:
                     seen += 1
                     assert ledger.table._words[256 + 1] >= seen
