@@ -108,7 +108,7 @@ class BilledService:
 async def kill_under_load(service: BilledService, kills: int, seed: int) -> tuple[BilledLoad, Counter[str]]:
     """Kill so many times while clients ask."""
     dice, killed = random.Random(seed), Counter[str]()
-    load = BilledLoad(service.base_url, MODEL, seed)
+    load = BilledLoad(service.port, MODEL, seed)
     async with running(load, LANES):
         for _ in range(kills):
             await asyncio.sleep(dice.uniform(*BETWEEN_S))

@@ -21,9 +21,9 @@ from typing import Self
 
 from baton_wire.ledger_line import MAX_LINE_BYTES
 
-NUM_SLOTS = 4_096
-"""Requests at workers, and those whose closing lines are not written yet: 8 MiB, of which used pages alone are held in
-memory."""
+NUM_SLOTS = 8_192
+"""Requests until their clients have the answer and their closing lines are written: 16 MiB, of which used pages alone
+are held in memory."""
 SLOT_BYTES = 2_048
 _MAGIC = b"baton-ledger-1\0\0"
 _WORD = 8
@@ -93,8 +93,8 @@ class OpenTable:
         return slot
 
     def count(self, slot: int, tokens: int) -> None:
-        """Add tokens that are about to be delivered."""
-        self._words[slot * _WORDS + _OUTPUT] += tokens
+        """Set the number of tokens that will have been delivered in a moment."""
+        self._words[slot * _WORDS + _OUTPUT] = tokens
 
     def note_cached(self, slot: int, tokens: int) -> None:
         """Note how many input tokens were cached."""

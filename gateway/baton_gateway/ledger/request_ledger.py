@@ -69,7 +69,7 @@ class LedgerEntry:
         self._ledger, self._slot, self._opened = ledger, slot, opened
 
     def count(self, tokens: int) -> None:
-        """Count output tokens that are about to be delivered."""
+        """Set the number of output tokens that will have been delivered in a moment."""
         self._ledger.table.count(self._slot, tokens)
 
     def note_cached(self, tokens: int) -> None:
@@ -77,7 +77,7 @@ class LedgerEntry:
         self._ledger.table.note_cached(self._slot, tokens)
 
     def close(self, closing: Closing) -> None:
-        """Close the entry. Called once, before the last bytes of the answer go out."""
+        """Close the entry. Called once, when the client has the whole answer or is gone."""
         self._ledger.close_slot(self._slot, self._opened, closing)
 
 

@@ -24,7 +24,7 @@ from baton_gateway.requests.accounting import answer_lengths, count_backlog, cou
 from baton_gateway.requests.admission import Admission, Verdict
 from baton_gateway.requests.deliveries import ArrivedEntry, Deliveries
 from baton_gateway.requests.held_runs import HeldRuns
-from baton_gateway.requests.ledger_keeping import close_entry, count_delivered, open_entry
+from baton_gateway.requests.ledger_keeping import close_entry, note_end, note_first, open_entry
 from baton_gateway.requests.live_request import LiveRequest, RelayRules, answer_effort, log_failure, num_sequences
 from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.model_loads import ModelLoads
@@ -377,13 +377,13 @@ class Relay:
             self._end(live, End(Outcome.FAILED, problem), now)
 
     def _deliver(self, live: LiveRequest, action: Deliver, now: float) -> None:
-        count_delivered(live, action)
         gap_s = self._metrics.delivered(live.times, action.choice, len(action.ids), now)
         if gap_s > live.slow_gap_s and live.trail is not None:
             live.trail.slow(gap_s, now, action.choice)
         if action.is_first:
             self._loads.of(live).mark_answered(live.ticket)
             self._routing.settle(live.run_ids, now)
+            note_first(live)
         if action.is_first and live.scores is not None and not live.scores.is_complete(live.prompt_of(action.choice)):
             self._feed(live, Refused(errors.internal_error()))  # workers send the prompt's log probabilities first
             return
@@ -423,7 +423,7 @@ class Relay:
         if not self._by_ticket:
             self._idle.set()
         usage = count_end(self._metrics, self._loads.of(live), live, action, now)
-        close_entry(live, action, usage)
+        note_end(live, action.outcome, usage)
         if action.outcome is Outcome.FAILED:
             log_failure(live.life, action.problem, now, live.request_id)
         if action.outcome is not Outcome.CANCELLED:
@@ -531,6 +531,7 @@ class Relay:
 
     def closed(self, live: LiveRequest) -> None:
         """Keep the record of a request: its client has the whole answer, or is gone."""
+        close_entry(live)
         if live.trail is not None:
             live.note(Moment.CLOSED)
             kept = keep(live.trail, trail_facts(live, self._rules))

@@ -35,7 +35,7 @@ def test_counts_of_a_process_that_is_killed_are_in_its_file(tmp_path: Path) -> N
         assert second is not None
         assert third is not None
         table.count(first, 2)
-        table.count(first, 3)
+        table.count(first, 5)
         table.note_cached(second, 0)
         table.finish(second, b"closed\n")
         table.finish(third, b"gone\n")

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from baton_gateway.ledger.request_ledger import RequestLedger
+from baton_gateway.openai_api.streaming_writer import StreamingWriter
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, answer, running_gateway, tokenizer, until
 from baton_wire.ledger_line import LedgerLine, LineEvent, decode_line
@@ -166,3 +167,23 @@ async def test_tokens_are_counted_before_they_reach_the_client(
                 if seen == 4:
                     break
             await asyncio.sleep(0)
+
+
+async def test_tokens_that_wait_for_the_connection_are_not_counted(
+    pool: FakePool, tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach = StreamingWriter.attach
+    waiting: list[tuple[StreamingWriter, asyncio.Transport, bool]] = []
+    monkeypatch.setattr(StreamingWriter, "attach", lambda *arguments: waiting.append(arguments))
+    folder = tmp_path / "ledger"
+    async with running_gateway(pool, f"--ledger={folder}") as gateway:
+        ledger = gateway.server.ledger
+        assert ledger is not None
+        body = CHAT | {"stream": True, "max_tokens": 6}
+        async with http.post(gateway.url("/v1/chat/completions"), json=body) as stream:
+            await until(lambda: bool(waiting) and sum(waiting[0][0]._counted) == 6)
+            assert ledger.table._words[256 + 1] == 0, "a kill now would leave its client with nothing"
+            attach(*waiting[0])
+            await stream.read()
+        [line] = await closed(gateway, folder, 1)
+    assert (line.output_tokens, line.status) == (6, "finished")

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
+from baton_testing.gateway.raw_client import LOOPBACK, head, status_of
 from baton_testing.gateway.three_tenants import BAD, GOOD
 from baton_wire.ledger_line import LedgerLine, LineEvent, decode_line
 
 TENANTS = {GOOD: "good", BAD: "bad"}
 REQUEST_S = 60.0
-RETRY_S = 0.05
+RETRY_S = 0.5
+STAYS_FOR_HEAD = 4
+"""Clients of whole answers that would stay for fewer events hang up after the head."""
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class ClientCount:
 class BilledLoad:
     """Clients that ask until `stop`: streams and whole answers, one and several choices, some that hang up."""
 
-    base_url: str
+    port: int
     model: str
     seed: int
     counts: list[ClientCount] = field(default_factory=list)
@@ -59,24 +60,21 @@ class BilledLoad:
     async def lane(self, number: int) -> None:
         """One client, which asks one thing after the other."""
         dice = random.Random(f"{self.seed} {number}")
-        timeout = aiohttp.ClientTimeout(total=REQUEST_S)
-        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as http:
-            while not self._is_over:
-                self._number += 1
-                key = dice.choice((GOOD, BAD))
-                streams, n = dice.random() < 0.7, dice.choice((1, 1, 1, 2, 3))
-                priority = dice.choice(("Standard", "Batch"))
-                count = ClientCount(f"bill-{self.seed}-{self._number}", TENANTS[key], streams, n, priority)
-                self.counts.append(count)
-                try:
-                    await self._ask(http, count, key, dice)
-                except (aiohttp.ClientError, TimeoutError, ConnectionError, json.JSONDecodeError):
-                    await asyncio.sleep(RETRY_S)
-                if not count.is_accepted:
-                    await asyncio.sleep(RETRY_S)
+        while not self._is_over:
+            self._number += 1
+            key = dice.choice((GOOD, BAD))
+            streams, n = dice.random() < 0.7, dice.choice((1, 1, 1, 2, 3))
+            priority = dice.choice(("Standard", "Batch"))
+            count = ClientCount(f"bill-{self.seed}-{self._number}", TENANTS[key], streams, n, priority)
+            self.counts.append(count)
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(REQUEST_S):
+                    await self._ask(count, key, dice)
+            if not count.is_accepted:
+                await asyncio.sleep(RETRY_S)
 
-    async def _ask(self, http: aiohttp.ClientSession, count: ClientCount, key: str, dice: random.Random) -> None:
-        body: dict[str, Any] = {
+    async def _ask(self, count: ClientCount, key: str, dice: random.Random) -> None:
+        fields: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": "user", "content": "bill me " * dice.randint(1, 30)}],
             "max_tokens": dice.randint(2, 60),
@@ -85,36 +83,42 @@ class BilledLoad:
             "priority": count.priority.lower(),
         }
         if count.streams:
-            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+            fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         stays_for = dice.randint(1, 20) if dice.random() < 0.15 else None
-        headers = {"Authorization": f"Bearer {key}", "X-Request-Id": count.id}
-        async with http.post(f"{self.base_url}/v1/chat/completions", json=body, headers=headers) as answer:
-            if answer.status != 200:
+        body = json.dumps(fields).encode()
+        sent = head("/v1/chat/completions", len(body), key).removesuffix(b"\r\n")
+        reader, writer = await asyncio.open_connection(LOOPBACK, self.port)
+        try:
+            writer.write(sent + f"X-Request-Id: {count.id}\r\n\r\n".encode() + body)
+            if status_of(await reader.readline()) != 200:
                 return
             count.is_accepted = True
-            if count.streams:
-                await self._read(answer, count, stays_for)
-            elif stays_for is not None and stays_for < 4:
-                count.hung_up = True
-            else:
-                _take_usage(count, json.loads(await answer.read())["usage"])
-                count.is_whole = True
+            await self._read(reader, count, stays_for)
+        finally:
+            writer.transport.abort()
 
-    async def _read(self, answer: aiohttp.ClientResponse, count: ClientCount, stays_for: int | None) -> None:
+    async def _read(self, reader: asyncio.StreamReader, count: ClientCount, stays_for: int | None) -> None:
+        """Read lines to the end: also those that came before the connection broke, which HTTP clients drop."""
         events = 0
-        async for row in answer.content:
-            if not row.startswith(b"data: "):
-                continue
+        while (row := await reader.readline()).endswith(b"\n"):
             if row.startswith(b"data: [DONE]"):
                 count.is_whole = True
                 return
-            event = json.loads(row[6:])
-            if event.get("usage") is not None:
-                _take_usage(count, event["usage"])
-            events += 1
+            if row.startswith(b"data: "):
+                event = json.loads(row[6:])
+                if event.get("usage") is not None:
+                    _take_usage(count, event["usage"])
+                events += 1
+            if not count.streams and stays_for is not None and stays_for < STAYS_FOR_HEAD:
+                count.hung_up = True
+                return
             if events == stays_for:
                 count.hung_up = True
                 return
+        if row:  # the body of a whole answer has no line feed
+            with contextlib.suppress(json.JSONDecodeError):
+                _take_usage(count, json.loads(row)["usage"])
+                count.is_whole = True
 
 
 def _take_usage(count: ClientCount, usage: dict[str, int]) -> None:
