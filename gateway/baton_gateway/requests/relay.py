@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.ledger.request_ledger import RequestLedger
 from baton_gateway.openai_api.answer_writers import AnswerWriter
 from baton_gateway.openai_api.encoding_answers import EncodingWriter
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
@@ -23,13 +24,8 @@ from baton_gateway.requests.accounting import answer_lengths, count_backlog, cou
 from baton_gateway.requests.admission import Admission, Verdict
 from baton_gateway.requests.deliveries import ArrivedEntry, Deliveries
 from baton_gateway.requests.held_runs import HeldRuns
-from baton_gateway.requests.live_request import (
-    LiveRequest,
-    RelayRules,
-    answer_effort,
-    log_failure,
-    num_sequences,
-)
+from baton_gateway.requests.ledger_keeping import close_entry, note_end, note_first, open_entry
+from baton_gateway.requests.live_request import LiveRequest, RelayRules, answer_effort, log_failure, num_sequences
 from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.model_loads import ModelLoads
 from baton_gateway.requests.parked_requests import select_parked_evictions
@@ -124,6 +120,8 @@ class Relay:
         self._idle = asyncio.Event()
         self.trace: Callable[[KeptTrail], None] | None = None
         """Takes the trails of sampled requests that have ended; None: traces are not exported."""
+        self.ledger: RequestLedger | None = None
+        """Records what requests use; None: nothing does."""
         self.on_parked: Callable[[], None] = lambda: None
         """Called when a request finds no pair of workers."""
         self.on_workers_changed: Callable[[], None] = lambda: None
@@ -385,6 +383,7 @@ class Relay:
         if action.is_first:
             self._loads.of(live).mark_answered(live.ticket)
             self._routing.settle(live.run_ids, now)
+            note_first(live)
         if action.is_first and live.scores is not None and not live.scores.is_complete(live.prompt_of(action.choice)):
             self._feed(live, Refused(errors.internal_error()))  # workers send the prompt's log probabilities first
             return
@@ -424,6 +423,7 @@ class Relay:
         if not self._by_ticket:
             self._idle.set()
         usage = count_end(self._metrics, self._loads.of(live), live, action, now)
+        note_end(live, action.outcome, usage)
         if action.outcome is Outcome.FAILED:
             log_failure(live.life, action.problem, now, live.request_id)
         if action.outcome is not Outcome.CANCELLED:
@@ -499,13 +499,15 @@ class Relay:
         if isinstance(route, Route) and route.missing_tokens is not None and action.is_first and len(live.places) == 1:
             self._loads.of(live).set_prompt_tokens(live.ticket, route.missing_tokens)
 
-    def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Routed | NoRoute:
+    def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Routed | NoRoute | Refused:
         now = self._loop.time()
         if isinstance(route, Problem):
             self.on_parked()
             live.note(Moment.UNROUTED, run=action.run)
             return NoRoute(action.run, route, self._routing.is_superseded(live, self._rules.route))
         if live.life.attempts == 0:
+            if self.ledger is not None and (refusal := open_entry(self.ledger, live)) is not None:
+                return Refused(refusal)
             count_prompt(self._metrics, live, action, route, self._routing.places(live, action.prompt), now)
         self._routing.record(live, action, route, now)
         self._metrics.routed(route)
@@ -530,6 +532,7 @@ class Relay:
 
     def closed(self, live: LiveRequest) -> None:
         """Keep the record of a request: its client has the whole answer, or is gone."""
+        close_entry(live)
         if live.trail is not None:
             live.note(Moment.CLOSED)
             kept = keep(live.trail, trail_facts(live, self._rules))
