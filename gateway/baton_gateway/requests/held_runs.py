@@ -223,6 +223,8 @@ class HeldRuns:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._queues or self._pieces:
+            self._table.refresh()
         is_due = now - self._swept_s >= SWEEP_S
         self._swept_s = now if is_due else self._swept_s
         for fingerprint, queue in list(self._queues.items()):

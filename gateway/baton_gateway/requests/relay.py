@@ -70,7 +70,7 @@ from baton_gateway.requests.wait_prediction import Work
 from baton_gateway.requests.waiting_line import QueuePlace
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.links import ToWorker
+from baton_gateway.workers.outbox import ToWorker
 from baton_gateway.workers.route import Route
 from baton_gateway.workers.sent_work import SentWork
 from baton_wire.errors import BadFieldsError

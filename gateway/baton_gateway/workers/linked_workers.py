@@ -203,13 +203,11 @@ class LinkedWorker:
         self.sent_prompts += tokens if is_computed else 0
 
     def record_computed(self, tokens: int) -> None:
-        """Count a prompt sent from here whose first token came."""
-        self._view = None
+        """Count a prompt sent from here whose first token came. Its view shows it soon, as it does the clock."""
         self.done_prompts += tokens
 
     def record_ended(self, sequences: int) -> None:
-        """Count sequences sent from here that ended."""
-        self._view = None
+        """Count sequences sent from here that ended. Its view shows it soon."""
         self.ended_sequences += sequences
 
     @property
@@ -288,6 +286,10 @@ class LinkedWorker:
             view, self._viewed_s = self._make_view(), now
             self._view = view
         return view
+
+    def forget_view(self) -> None:
+        """Let the next view show all that is known."""
+        self._view = None
 
     def _make_view(self) -> WorkerView:
         hello, state = self.hello, self.state
@@ -381,6 +383,11 @@ class WorkerTable:
         workers = self._of(fingerprint)
         live = (worker for worker in workers if worker.condition is WorkerCondition.LIVE)
         return [worker for worker in live if worker.role is Role.PREFILL]
+
+    def refresh(self) -> None:
+        """Let the next views show all that is known."""
+        for worker in self._workers.values():
+            worker.forget_view()
 
     def views(self) -> list[WorkerView]:
         return [worker.view() for worker in self._workers.values()]

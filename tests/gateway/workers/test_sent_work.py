@@ -9,6 +9,7 @@ import pytest
 
 from baton_gateway.workers.linked_workers import LinkedWorker
 from baton_gateway.workers.sent_work import SentWork
+from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.gateway_link import WorkerState
 from baton_wire.messages.values import Address, Finish, Role, TokenEntry
 
@@ -41,16 +42,21 @@ def sent(prefill: LinkedWorker, decode: LinkedWorker, tokens: int, sequences: in
     return work
 
 
+def _view(worker: LinkedWorker) -> WorkerView:
+    worker.forget_view()
+    return worker.view()
+
+
 def test_a_prompt_is_no_load_from_its_first_token_on() -> None:
     prefill, decode = linked(Role.PREFILL), linked(Role.DECODE)
     prefill.record_report(state(waiting_tokens=300))
     work = sent(prefill, decode, 2_000, 1)
-    assert prefill.view().load_tokens == 2_300
+    assert _view(prefill).load_tokens == 2_300
     assert work.take(entry())
-    assert prefill.view().load_tokens == 300
+    assert _view(prefill).load_tokens == 300
     assert not work.take(entry(first_index=0)), "the decode worker repeats it"
     prefill.record_report(state())
-    assert prefill.view().load_tokens == 0
+    assert _view(prefill).load_tokens == 0
 
 
 @pytest.mark.parametrize("in_report", [0, 2])
@@ -58,15 +64,15 @@ def test_sequences_that_ended_leave_their_slots_to_waiting_ones(in_report: int) 
     prefill, decode = linked(Role.PREFILL), linked(Role.DECODE)
     decode.record_report(state(running=4, waiting=in_report))
     work = sent(prefill, decode, 10, 2)
-    assert decode.view().waiting == in_report + 2
+    assert _view(decode).waiting == in_report + 2
     work.take(entry())
     assert work.take(entry(choice=0, first_index=5, finish=Finish.STOP))
-    assert (decode.view().waiting, decode.view().load_sequences) == (in_report + 1, 5 + in_report)
+    assert (_view(decode).waiting, _view(decode).load_sequences) == (in_report + 1, 5 + in_report)
     assert work.end(RUN), "its other sequence is cancelled"
-    assert decode.view().load_sequences == 4 + in_report
+    assert _view(decode).load_sequences == 4 + in_report
     assert not work.end(RUN)
     decode.record_report(state(running=4))
-    assert decode.view().load_sequences == 4, "the report has counted them"
+    assert _view(decode).load_sequences == 4, "the report has counted them"
 
 
 def test_tokens_of_an_earlier_attempt_say_nothing_about_the_next_one() -> None:
@@ -75,7 +81,7 @@ def test_tokens_of_an_earlier_attempt_say_nothing_about_the_next_one() -> None:
     work.record_sequences(RUN, 2, decode, 1)
     work.record_prompt(RUN, 2, prefill, 100)
     assert not work.take(entry(attempt=1, finish=Finish.STOP))
-    assert prefill.view().load_tokens == 100
+    assert _view(prefill).load_tokens == 100
     assert work.take(entry(attempt=2))
 
 
@@ -83,7 +89,7 @@ def test_a_finish_with_the_first_token_ends_the_reservation_too() -> None:
     prefill, decode = linked(Role.PREFILL), linked(Role.DECODE)
     work = sent(prefill, decode, 100, 1)
     assert work.take(entry(finish=Finish.LENGTH))
-    assert (prefill.view().load_tokens, decode.view().load_sequences) == (0, 0)
+    assert (_view(prefill).load_tokens, _view(decode).load_sequences) == (0, 0)
     assert not work.end(RUN)
     assert not len(work)
 

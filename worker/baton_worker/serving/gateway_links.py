@@ -57,8 +57,7 @@ REPEAT_PLACES_S = 1.0
 HURRIED_S = 0.003
 """Least time between two states, even when one is urgent."""
 HELD_REPORT_S = 0.02
-"""Time between two states while a gateway holds prompts until this worker has room. A gateway that is alone counts what
-it sent by itself."""
+"""Time between two states while one of several gateways holds prompts until this worker has room."""
 MAX_QUEUED_BYTES = 64 << 20
 """A gateway that leaves more than this unread is treated as lost."""
 CHUNK_BYTES = 512 << 10
@@ -234,12 +233,9 @@ class GatewayLinks:
                 last = state
             await asyncio.sleep(HURRIED_S)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._report_s() - HURRIED_S):
+                report_s = HELD_REPORT_S if self._holders and len(self._links) > 1 else REPORT_S
+                async with asyncio.timeout(report_s - HURRIED_S):
                     await self._hurry.wait()
-
-    def _report_s(self) -> float:
-        """Time between two states."""
-        return HELD_REPORT_S if self._holders and len(self._links) > 1 else REPORT_S
 
     async def report_places(self) -> None:
         """Announce what changed in the prefix cache to every gateway; runs until cancelled."""
