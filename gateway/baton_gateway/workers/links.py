@@ -23,7 +23,7 @@ from baton_gateway.link_session import link_session
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.text_store import TextStore
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
-from baton_gateway.workers.outbox import Outbox, ToWorker, write_out
+from baton_gateway.workers.outbox import LinkOutbox, ToWorker, write_out
 from baton_gateway.workers.refused_frames import salvage
 from baton_gateway.workers.state_validation import clamp_state, find_hello_fault
 from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError, TransferError
@@ -260,7 +260,7 @@ class WorkerLink:
         self._complaints = shared.complaints
         self._bad = Flood()
         self._states = Flood("states", MOST_STATES, 1.0)
-        self._outbox = Outbox()
+        self._outbox = LinkOutbox()
         self._is_open = False
         self.was_linked = False
 

@@ -32,7 +32,7 @@ LONG_FRAME_BYTES = 32 << 10
 ToWorker = Prefill | Reserve | Encode | Retarget | Cancel | Flip | Holding | AskCachedPlaces
 
 
-class Outbox:
+class LinkOutbox:
     """Messages in the order in which they are sent. One task takes them."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Outbox:
 
 
 async def write_out(
-    outbox: Outbox,
+    outbox: LinkOutbox,
     frames: SignedFrames,
     heartbeat_s: float,
     on_unsent: Callable[[ToWorker, BadFieldsError], None],

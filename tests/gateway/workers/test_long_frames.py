@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton_gateway.workers.outbox import LONG_FRAME_BYTES, MAX_MESSAGES, Outbox, write_out
+from baton_gateway.workers.outbox import LONG_FRAME_BYTES, MAX_MESSAGES, LinkOutbox, write_out
 from baton_testing.virtual_time.loop import run_virtual
 from baton_wire.messages.codec import decode
 from baton_wire.messages.gateway_link import Cancel, Heartbeat, Reserve
@@ -16,7 +16,7 @@ from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, Session, SignedFr
 
 async def longest_run(tokens: int, messages: int) -> int:
     """The frames of prompts of this many tokens that are sent while another task waits for its turn."""
-    outbox = Outbox()
+    outbox = LinkOutbox()
     sent: list[bytes] = []
 
     async def send(frame: bytes) -> None:  # a peer that is quick: nothing is waited for
@@ -43,7 +43,7 @@ async def longest_run(tokens: int, messages: int) -> int:
 
 async def heartbeats_and_messages() -> tuple[list[float], list[float]]:
     """When heartbeats and messages went out. Messages are put at 0.3, 0.6, 0.9 and 2.0 s."""
-    outbox, began_s = Outbox(), asyncio.get_running_loop().time()
+    outbox, began_s = LinkOutbox(), asyncio.get_running_loop().time()
     beats: list[float] = []
     messages: list[float] = []
 
@@ -72,7 +72,7 @@ def test_a_heartbeat_follows_every_half_second_without_a_message_and_no_shorter_
 
 
 async def filled() -> bool:
-    outbox = Outbox()
+    outbox = LinkOutbox()
     while len(outbox._messages) < MAX_MESSAGES:
         assert outbox.put(Cancel(bytes(16), 1))
     return outbox.put(Cancel(bytes(16), 1))
