@@ -66,8 +66,9 @@ from baton_gateway.requests.wait_prediction import Work
 from baton_gateway.requests.waiting_line import QueuePlace
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.links import ToWorker
+from baton_gateway.workers.outbox import ToWorker
 from baton_gateway.workers.route import Route
+from baton_gateway.workers.sent_work import SentWork
 from baton_wire.errors import BadFieldsError
 from baton_wire.fair_loop.charging import process_context
 from baton_wire.listening.complaints import Complaints
@@ -106,6 +107,7 @@ class Relay:
         self._budgets = RetryBudgets()
         self._dice = dice or random.SystemRandom()
         self._routing = Routing(table, self._dice)
+        self._sent = SentWork()
         self._loads = ModelLoads(table, admission)
         self.prompts = PromptBuilder(table, templates, metrics, self._dice)
         self.held = HeldRuns(table, self)
@@ -251,11 +253,16 @@ class Relay:
     def tokens(self, epoch: bytes, frame: Tokens) -> None:
         """Take new tokens, which are delivered soon. Frames of one turn of the loop are written together: where this
         process falls behind, it writes less often."""
+        has_room = False
         for entry in frame.entries:
             if (live := self._by_run.get(entry.request)) is not None:
+                if entry.first_index == 0 or entry.finish is not None:
+                    has_room |= self._sent.take(entry)
                 if live.trail is not None and (live.trail.expected or entry.times is not None):
                     live.trail.arrived(self._loop.time(), entry.request, epoch, entry.times)
                 self._deliveries.add(live, epoch, entry)
+        if has_room:
+            self.held.note_room()
 
     @property
     def is_behind(self) -> bool:
@@ -284,8 +291,9 @@ class Relay:
 
     def encoded(self, epoch: bytes, message: EncodedPrompt) -> None:
         if (live := self._by_run.get(message.request)) is not None:
+            self._sent.take_encoded(message.request)
             self._feed(live, EncodedArrived(epoch, message))
-            self.held.encoded()
+            self.held.note_room()
 
     def leg_failed(self, epoch: bytes, message: LegFailed) -> None:
         if (live := self._by_run.get(message.request)) is not None:
@@ -401,20 +409,30 @@ class Relay:
     def _send(self, live: LiveRequest, action: Send) -> None:
         worker = self._table.get(action.worker)
         if worker is not None and worker.send(action.message):
-            if isinstance(action.message, Encode):
-                worker.record_sent(action.missing_tokens or 1)
-            elif isinstance(action.message, Prefill | Reserve):
-                message = action.message
+            message = action.message
+            if isinstance(message, Encode):
+                tokens = action.missing_tokens or 1
+                worker.record_sent(tokens)
+                self._sent.record_prompt(message.request, message.attempt, worker, tokens)
+            elif isinstance(message, Prefill | Reserve):
                 is_computed = isinstance(message, Prefill) or message.prefill_epoch is None
                 tokens = len(message.tokens) // 4 if action.missing_tokens is None else action.missing_tokens
                 worker.record_sent(tokens, len(message.choices), is_computed=is_computed)
+                if is_computed:
+                    self._sent.record_prompt(message.request, message.attempt, worker, tokens)
+                if isinstance(message, Reserve):
+                    self._sent.record_sequences(message.request, message.attempt, worker, len(message.choices))
         elif not isinstance(action.message, Cancel):
             self._loop.call_soon(self._feed, live, WorkerLost(action.worker), context=live.context)
 
     def _end(self, live: LiveRequest, action: End, now: float) -> None:
         del self._by_ticket[live.ticket]
+        has_room = False
         for run in live.run_ids:
             self._by_run.pop(run, None)
+            has_room |= self._sent.end(run)
+        if has_room:
+            self.held.note_room()
         self._routing.settle(live.run_ids, now)
         live.cancel()
         live.note(Moment.ENDED, action.outcome.value)
