@@ -49,6 +49,7 @@ from baton_gateway.tracing.trace_builder import GEN_AI_OPT_IN_VARIABLE, wants_ge
 from baton_gateway.tracing.trace_exporter import TraceExporter
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import LinkTimes, WorkerLinks
+from baton_wire.deployment_history import decode_history
 from baton_wire.discovery import Endpoint, watch
 from baton_wire.keys import KeyDirectory
 from baton_wire.listening.bounded_server import BoundedServer
@@ -110,6 +111,8 @@ class GatewayServer:
         self.tenants = Tenants(settings.api_keys, settings.tenants, settings.limit_share, tokens)
         self.meters = TenantMeters(settings.limit_share)
         self.page = self._page_desk(None if folder is None else Path(folder))
+        self._history = b""
+        """The deployment's history as JSON; empty: none was announced."""
         self._has_order = False  # from the operator, whose parts of limits stay without it
         self._certificate = None if settings.tls is None else Certificate(settings.tls)
         self.complaint = ""
@@ -272,6 +275,7 @@ class GatewayServer:
             *(self.table, self._admission, self.tenants, self.meters, self.metrics),
             targets=lambda: (self._settings.slo_ttft_s, self._settings.slo_tpot_s),
             problem=lambda: str(longest_lasting(self.health_problems(), NOT_READY_S) or ""),
+            history=lambda: self._history,
         )
         return PageDesk(sources, self.desk, folder, self._settings.processes)
 
@@ -287,6 +291,7 @@ class GatewayServer:
             self.tenants.take_content,
             self._limit_uses,
             self._take_shares,
+            self._take_history,
         )
         hello = GatewayHello(settings.name, settings.processes)
         altered = self.metrics.altered_frames["operator"]
@@ -310,6 +315,14 @@ class GatewayServer:
             else:
                 self.meters.apply(change, now)
         self._renew(self.tenants.set_slots(slots))
+
+    def _take_history(self, content: bytes) -> None:
+        try:
+            decode_history(content)
+        except ValueError as error:
+            _log.warning("the deployment's history stays as it was: %s", error)
+            return
+        self._history = content
 
     def _set_share(self, share: float) -> None:
         """Set this process's part of every limit that has none of its own."""

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_log = logging.getLogger("baton.gateway.siblings")
 ANSWER_S = 2.0
 MAX_QUESTION_BYTES = 4_096
 MAX_ANSWER_BYTES = 16 << 20
@@ -31,10 +30,12 @@ class SiblingAnswer:
 class SiblingSockets:
     """This process's socket for one kind of question, and those of its siblings."""
 
-    def __init__(self, folder: Path | None, kind: str, answer: Callable[[bytes], bytes] | None) -> None:
-        """`folder`: None: there is no other process. `answer`: answers a question, and raises ValueError where that is
-        malformed; None: this process only asks."""
-        self._folder, self._prefix, self._answer = folder, f"{kind}-", answer
+    def __init__(
+        self, folder: Path | None, prefix: str, answer: Callable[[bytes], bytes] | None, log: logging.Logger
+    ) -> None:
+        """`folder`: None: there is no other process. `prefix`: of the sockets' names. `answer`: answers a question, and
+        raises ValueError where that is malformed; None: this process only asks."""
+        self._folder, self._prefix, self._answer, self._log = folder, prefix, answer, log
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -45,7 +46,7 @@ class SiblingSockets:
             path = self._path(os.getpid())
             self._server = await asyncio.start_unix_server(self._serve, path, limit=MAX_QUESTION_BYTES)
         except OSError as error:  # such as a path that is too long for a socket
-            _log.warning("other processes of this gateway cannot ask this one: %s", error)
+            self._log.warning("other processes of this gateway cannot ask this one: %s", error)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -94,6 +95,6 @@ class SiblingSockets:
                 writer.write(self._answer(await reader.readline()))
                 await writer.drain()
         except (TimeoutError, OSError, ValueError) as error:
-            _log.debug("a question of another process was not answered: %s", error)
+            self._log.debug("a question of another process was not answered: %s", error)
         finally:
             writer.close()

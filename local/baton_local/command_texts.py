@@ -32,6 +32,11 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "prompts and no answers. Exit status 1 means that no record was found.",
         "baton explain --slowest 5",
     ),
+    "history": (
+        "Shows what changed in a deployment: sizes of pools with their reasons, limits met, restarts, spec "
+        "and versions. The history outlives the run.",
+        "baton history --since 24h",
+    ),
     "ask": (
         "Sends one question to the running deployment and streams the answer.",
         'baton ask "How does the hand-over work?" --max-tokens 200',

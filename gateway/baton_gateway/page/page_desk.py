@@ -7,6 +7,7 @@ is computed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -31,6 +32,7 @@ RECORDS_KEPT_S = 5.0
 MAX_KEPT = 64
 """Documents, and as many answers about records."""
 T = TypeVar("T")
+_log = logging.getLogger("baton.gateway.page")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -71,7 +73,7 @@ class PageDesk:
         processes: int = 1,
     ) -> None:
         self._sources, self._records, self._processes = sources, records, processes
-        self._siblings = SiblingSockets(folder, "page", None if sources is None else sources.answer)
+        self._siblings = SiblingSockets(folder, "page-", None if sources is None else sources.answer, _log)
         self._documents: AnswerCache[bytes] = AnswerCache(KEPT_S)
         self._found: AnswerCache[list[RequestRecord]] = AnswerCache(RECORDS_KEPT_S)
 

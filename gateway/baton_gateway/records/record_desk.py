@@ -6,6 +6,7 @@ client's query reaches asks all others; so does the parent, for the admin listen
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from baton_gateway.records.record_query import RecordQuery, RecordsPage, answer_
 from baton_gateway.records.record_ring import RecordRing
 from baton_gateway.sibling_sockets import SiblingAnswer, SiblingSockets
 
+_log = logging.getLogger("baton.gateway.records")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -24,7 +26,7 @@ class RecordDesk:
         """`ring`: None: this process has no records of its own. `folder`: None: there is no other process."""
         self._ring = ring
         self._processes = processes
-        self._siblings = SiblingSockets(folder, "records", None if ring is None else self._answer)
+        self._siblings = SiblingSockets(folder, "records-", None if ring is None else self._answer, _log)
 
     async def start(self) -> None:
         """Answer the queries of other processes until `stop`."""

@@ -83,7 +83,7 @@ function answers(data) {
     ["Where did the slowest request lose its time?", slowest(data), "#requests"],
   ];
   if (data.viewer.sees_all) {
-    cards.splice(1, 0, ["Why these sizes?", lastDecision(data), "#history"]);
+    cards.splice(1, 0, ["Why these sizes?", sizes(data), "#history"]);
     cards.push(["Who fills us?", busiest(data), "#tenants"]);
   }
   return cards.map(([question, answer, link]) =>
@@ -102,10 +102,12 @@ function limit(data) {
   return "Nothing: no request of the last 5 minutes missed a target or failed.";
 }
 
-function lastDecision(data) {
+function sizes(data) {
+  const reasons = Object.values(data.history?.reasons ?? {});
   const latest = decisionsOf(data.history).at(-1);
-  if (latest === undefined) return "No decision is known here. On a cluster, the operator's page has all of them.";
-  return `${latest.subject}: ${latest.text} (${ago(latest.at, data.at)})`;
+  const last = latest === undefined ? [] : [`Last changed ${ago(latest.at, data.at)}: ${latest.subject} ${latest.text}`];
+  const words = [...reasons, ...last];
+  return words.length ? words.map((text) => element("span", { class: "line-of-text" }, text)) : "The process that sizes the pools has announced nothing yet.";
 }
 
 function slowest(data) {
