@@ -232,9 +232,9 @@ async def test_a_tenant_gives_its_key_and_sees_its_own(pool: FakePool, tmp_path:
 
 
 async def write_picture(page: Any, name: str) -> None:
-    """Write a small picture: 64 colours are enough for it."""
+    """Write a small picture: 128 colours are enough for it."""
     image = PIL.Image.open(BytesIO(await page.screenshot()))
-    image.convert("RGB").quantize(64, dither=PIL.Image.Dither.NONE).save(PICTURES / f"{name}.png", optimize=True)
+    image.convert("RGB").quantize(128, dither=PIL.Image.Dither.NONE).save(PICTURES / f"{name}.png", optimize=True)
 
 
 @pytest.mark.skipif(not WRITES_PICTURES, reason="only with BATON_WRITE_PICTURES")

@@ -67,12 +67,12 @@ def _part(random: Random) -> PagePart:
 
 def _entries() -> list[dict[str, Any]]:
     entries = [
-        (3000, "version", "llama", "gateway 0.2.0, workers 0.2.0"),
-        (2900, "spec", "llama", "spec.decode.replicas.max 3 -> 6"),
+        (3000, "version", "baton", "0.1.0 to 0.2.0"),
+        (2900, "spec", "decode.replicas.max", "3 to 6"),
         (1500, "limit", "decode", "wants 5 workers, replicas.max is 3"),
-        (1400, "decision", "decode", "3 -> 4: TPOT p95 41 ms misses 30 ms, forecast 5,200 answer tokens/s at +46 s"),
+        (1400, "decision", "decode", "3 to 4: TPOT p95 41 ms misses 30 ms, forecast 5,200 answer tokens/s at +46 s"),
         (900, "restart", "llama-prefill-1", "killed by SIGKILL, not by Baton; started again"),
-        (420, "decision", "prefill", "2 -> 3: forecast 18,400 prompt tokens/s at +46 s"),
+        (420, "decision", "prefill", "2 to 3: forecast 18,400 prompt tokens/s at +46 s"),
     ]
     return [{"at": AT_S - ago, "kind": kind, "subject": subject, "text": text} for ago, kind, subject, text in entries]
 
