@@ -36,7 +36,8 @@ def as_html() -> str:
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{_TITLE}</title>"
         f"<h1>{_TITLE}</h1><table>{rows}</table><pre>{_CURL}</pre><p>{_HINT}</p>"
-        '<p><a href="ui/">page of this deployment</a> · <a href="openapi.json">openapi.json</a> · <a href="metrics">metrics</a></p></html>\n'
+        '<p><a href="ui/">page of this deployment</a> · <a href="openapi.json">openapi.json</a> · '
+        '<a href="metrics">metrics</a></p></html>\n'
     )
 
 
