@@ -223,3 +223,15 @@ async def test_no_key_prompt_or_answer_is_in_anything_that_the_page_gets(
     assert len(texts) > 10
     for text in texts:
         assert not [secret for secret in secrets if secret in text]
+
+
+async def test_the_role_operator_of_a_key_shows_all_records_too_and_still_generates(
+    shared: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    await asked(shared, http)
+    await chat(shared, http, "oncall", "oncalls-request")
+    await until(lambda: len(shared.server.relay.records) == 3)
+    headers = {"Authorization": f"Bearer {KEYS['oncall']}"}
+    async with http.get(shared.url("/requests"), headers=headers) as got:
+        records = (await got.json())["records"]
+    assert {record["id"] for record in records} == {"alices-request", "bobs-request", "oncalls-request"}
