@@ -1,0 +1,41 @@
+"""Memory without a name that several processes map: a worker makes it and gives its descriptor to its children.
+
+It is gone when the last process that has it ends, however that happens. It is no file of /dev/shm, whose size a
+container limits.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Self
+
+
+class SharedMemory:
+    """`size` bytes, zero at first and present already: nothing that uses them is the first to touch a page."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        """Map the memory of this descriptor, and own the descriptor. Raises MemoryError where it cannot be mapped."""
+        self.descriptor, self.size = descriptor, size
+        try:
+            self.bytes = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+        except (OSError, OverflowError, ValueError) as error:
+            os.close(descriptor)
+            raise MemoryError(f"{size} bytes of shared memory cannot be mapped") from error
+
+    @classmethod
+    def create(cls, name: str, size: int) -> Self:
+        """Make new memory. `name` is shown in /proc alone. Raises MemoryError for more than the machine has: the system
+        would not refuse it, but look for a process to kill."""
+        most = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+        if size > most:
+            raise MemoryError(f"{size} bytes of shared memory: the machine has {most}")
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, size)
+        return cls(descriptor, size)
+
+    def close_descriptor(self) -> None:
+        """Close the descriptor, once no other process needs it any more; the bytes stay mapped."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
