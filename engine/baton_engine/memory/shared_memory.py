@@ -27,10 +27,16 @@ class SharedMemory:
     def create(cls, name: str, size: int) -> Self:
         """Make new memory. `name` is shown in /proc alone. Raises MemoryError for more than the machine has: the system
         would not refuse it, but look for a process to kill."""
+        return cls.grow(reserve_memory(name), size)
+
+    @classmethod
+    def grow(cls, descriptor: int, size: int) -> Self:
+        """Make new memory of a reserved descriptor, which other processes may have already. Raises MemoryError as
+        `create` does."""
         most = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
         if size > most:
+            os.close(descriptor)
             raise MemoryError(f"{size} bytes of shared memory: the machine has {most}")
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
         os.ftruncate(descriptor, size)
         return cls(descriptor, size)
 
@@ -39,3 +45,8 @@ class SharedMemory:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def reserve_memory(name: str) -> int:
+    """The descriptor of memory that is empty until it is grown: its size may be known after its processes start."""
+    return os.memfd_create(name, os.MFD_CLOEXEC)
