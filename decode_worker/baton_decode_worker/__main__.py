@@ -43,7 +43,7 @@ def side(
     device = landing_device(parts.pool, landing_bytes, offered(settings.transport))
     transfer = DecodeTransfer(
         TransferParts(
-            epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.pool.geometry, keys=keys, config=settings
+            epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.geometry, keys=keys, config=settings
         ),
         parts.pool,
         service,

@@ -43,7 +43,7 @@ def transfer_of(
     settings = transfer_config(config, Role.PREFILL)
     transfer = PrefillTransfer(
         TransferParts(
-            epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.pool.geometry, keys=keys, config=settings
+            epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.geometry, keys=keys, config=settings
         ),
         parts.pool,
         service,

@@ -41,7 +41,8 @@ class SharedMemory:
         return cls(descriptor, size)
 
     def close_descriptor(self) -> None:
-        """Close the descriptor, once no other process needs it any more; the bytes stay mapped."""
+        """Close the descriptor, once no further process gets it. The bytes stay mapped as long as they are used, and
+        with them a descriptor of Python's own."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -91,6 +91,8 @@ class RankProcesses:
         """Answers to `load` or `make_runners`, by rank."""
         self._reports = RankReports(ranks)
         self._listener: LayerListener = lambda step, layers: None
+        self.pids: list[int] = []
+        """Process ids in the order of the ranks, once they are started."""
         self._on_lost: Callable[[RankLostError], None] = lambda error: None
         self._error: RankLostError | ModelError | MemoryError | None = None
         self._beats = Heartbeats(ranks)
@@ -188,6 +190,7 @@ class RankProcesses:
         try:
             for rank, ends in enumerate(self._ends):
                 processes.append(self._start(rank, ends))
+            self.pids = [process.popen.pid for process in processes]
             self._watch(processes)
         except (RankLostError, ModelError, MemoryError, OSError) as error:
             lost = RankLostError(f"the ranks cannot be started: {error}") if isinstance(error, OSError) else error

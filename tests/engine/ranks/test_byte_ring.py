@@ -43,7 +43,12 @@ def test_many_random_frames_wrap_around_the_end() -> None:
     _, writer, reader = ends()
     chance = random.Random(7)
     frames = [chance.randbytes(chance.choice((0, 1, 7, 8, 20, 55, 56, 57, 300))) for _ in range(3_000)]
-    sender = threading.Thread(target=lambda: [writer.send(frame, 60.0) for frame in frames])
+
+    def send_all() -> None:
+        for frame in frames:
+            writer.send(frame, 60.0)
+
+    sender = threading.Thread(target=send_all)
     sender.start()
     assert [reader.receive(60.0) for _ in frames] == frames
     sender.join(60)
