@@ -45,7 +45,7 @@ def transfer_of(
         TransferParts(
             epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.geometry, keys=keys, config=settings
         ),
-        parts.pool,
+        [parts.pool],
         service,
         device=pool_device(parts.pool, offered(settings.transport)),
         staging=staging(parts.pool),
