@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 import torch
 
+from baton_engine.collectives.collective import SINGLE_RANK, Collective
 from baton_engine.model.assembly import assemble
 from baton_engine.model.checkpoint_files import ContentHash, find_checkpoint
 from baton_engine.model.decoder import Decoder
@@ -27,6 +28,8 @@ from baton_wire.models.config_fields import JsonObject
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.errors import ModelError
 from baton_wire.models.parsing import parse_spec
+from baton_wire.models.sharding.degrees import check_degree
+from baton_wire.models.sharding.shard_spec import shard_spec
 
 RANDOM_SCHEME: Final = "random://"
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -35,6 +38,9 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16"
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     config: DecoderSpec
+    """The whole model, whatever the number of ranks."""
+    share_config: DecoderSpec
+    """The share of it that this rank computes: its heads and columns; with one rank equal to `config`."""
     model: Decoder
     content: ContentHash
     """Hash of config and weights."""
@@ -55,12 +61,16 @@ def load_model(
     device: torch.device,
     max_context_tokens: int | None = None,
     offloaded: int = 0,
+    collective: Collective = SINGLE_RANK,
 ) -> LoadedModel:
-    """Load a model in a dtype (None: `default_dtype`) onto a device. Raises ModelError.
+    """Load a model, or with several ranks this rank's share of it, in a dtype (None: `default_dtype`) onto a device.
+    Raises ModelError.
 
     max_context_tokens bounds the RoPE tables; None means all that the config allows, and more than that is refused.
-    offloaded: how many layers' weights stay in the host's memory; the last layer's never do.
+    offloaded: how many layers' weights stay in the host's memory; the last layer's never do. Loading makes no call of
+    the collective; the model makes some whenever it computes.
     """
+    share = collective.share
     config_path, seed = _parse_source(str(path))
     if seed is None and not config_path.parent.is_dir():
         raise ModelError(f"{config_path.parent}: no such model directory")
@@ -70,6 +80,9 @@ def load_model(
         raise ModelError(
             f"{offloaded} offloaded layers: the model has {config.num_layers}; allowed: up to {config.num_layers - 1}"
         )
+    check_degree(config, share.ranks)
+    if share.ranks > 1:
+        raise ModelError(f"tensor_parallel: {share.ranks} is not supported yet; allowed: 1")
     context = config.context_within(max_context_tokens)
     dtype = dtype or default_dtype(config, device)
     with torch.inference_mode():
@@ -79,7 +92,8 @@ def load_model(
             content = ContentHash({**raw, "random_seed": seed, **drawn_on}, ())
         else:
             config, model, content = _load_directory(config_path.parent, raw, config, dtype, device, context, offloaded)
-    return LoadedModel(config, model, content, dtype, device, context)
+    share_config = shard_spec(config, share.rank, share.ranks)
+    return LoadedModel(config, share_config, model, content, dtype, device, context)
 
 
 def default_dtype(config: DecoderSpec, device: torch.device) -> torch.dtype:

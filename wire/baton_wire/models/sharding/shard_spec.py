@@ -1,0 +1,59 @@
+"""The spec of one rank's share of a model: fewer heads and narrower feed-forward blocks, all else as in the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton_wire.models.decoder_spec import Attention, DecoderSpec, Dense, Experts, FeedForward, LayerSpec, SharedExpert
+
+
+def held_kv_heads(kv_heads: int, rank: int, ranks: int) -> range:
+    """The model's KV heads that a rank holds: adjacent ones in order; with fewer heads than ranks, adjacent ranks hold
+    the same head. Raises ValueError unless one of the two numbers divides the other."""
+    if kv_heads % ranks and ranks % kv_heads:
+        raise ValueError(f"{kv_heads} KV heads")
+    first = rank * kv_heads // ranks
+    return range(first, first + max(1, kv_heads // ranks))
+
+
+def equal_part(size: int, rank: int, ranks: int, what: str) -> range:
+    """A rank's adjacent rows or columns of `size`. Raises ValueError, which says what cannot be shared out equally."""
+    if size % ranks:
+        raise ValueError(f"{size} {what}")
+    length = size // ranks
+    return range(rank * length, (rank + 1) * length)
+
+
+def shard_spec(config: DecoderSpec, rank: int, ranks: int) -> DecoderSpec:
+    """The spec of the rank's share; the vocabulary stays whole. Raises ValueError, which says what cannot be shared out
+    equally."""
+    if ranks == 1:
+        return config
+    return replace(config, layers=tuple(_shard_layer(layer, rank, ranks) for layer in config.layers))
+
+
+def _shard_layer(layer: LayerSpec, rank: int, ranks: int) -> LayerSpec:
+    return replace(
+        layer,
+        mixer=_shard_attention(layer.mixer, rank, ranks),
+        feed_forward=_shard_feed_forward(layer.feed_forward, rank, ranks),
+    )
+
+
+def _shard_attention(mixer: Attention, rank: int, ranks: int) -> Attention:
+    q_heads = len(equal_part(mixer.q_heads, rank, ranks, "attention heads"))
+    return replace(mixer, q_heads=q_heads, kv_heads=len(held_kv_heads(mixer.kv_heads, rank, ranks)))
+
+
+def _shard_feed_forward(block: FeedForward, rank: int, ranks: int) -> FeedForward:
+    if isinstance(block, Dense):
+        return replace(block, inner=len(equal_part(block.inner, rank, ranks, "columns of the feed-forward blocks")))
+    inner = len(equal_part(block.inner, rank, ranks, "columns of an expert"))
+    return replace(block, inner=inner, shared=_shard_shared(block, rank, ranks))
+
+
+def _shard_shared(block: Experts, rank: int, ranks: int) -> SharedExpert | None:
+    if block.shared is None:
+        return None
+    inner = len(equal_part(block.shared.inner, rank, ranks, "columns of the shared expert"))
+    return replace(block.shared, inner=inner)
