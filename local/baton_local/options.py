@@ -9,6 +9,7 @@ from pathlib import Path
 
 from baton_local.argument_types import (
     DTYPES,
+    degree,
     device,
     dtype,
     integer,
@@ -100,6 +101,19 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
             type=workers,
             metavar="N|MIN-MAX",
             help=f"with MODEL: number of {pool} workers, or the range in which they are sized (default: 1)",
+        )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=degree,
+        metavar="N",
+        help="with MODEL: ranks that share the model of each worker, on CPUs: 1, 2, 4 or 8 (default: 1)",
+    )
+    for pool in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{pool}-tensor-parallel",
+            type=degree,
+            metavar="N",
+            help=f"with MODEL: ranks of each {pool} worker (default: --tensor-parallel)",
         )
     parser.add_argument(
         "--dtype",

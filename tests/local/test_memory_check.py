@@ -54,6 +54,19 @@ def test_a_need_is_counted_from_headers_dtype_and_the_workers_that_start_at_once
     assert memory_need(deployment(), model, dict.fromkeys(CPUS, Device.CUDA)).total == 0
 
 
+def test_ranks_share_the_weights_and_each_holds_the_embeddings() -> None:
+    alone = memory_need(deployment(), FOLDER, CPUS)
+    shared = memory_need(deployment(prefill__tensorParallel=2, decode__tensorParallel=4), FOLDER, CPUS)
+    embeddings = shared.repeated // 4
+    assert (shared.weights, shared.workers, alone.repeated) == (alone.weights, 2, 0)
+    assert shared.total == alone.total + 4 * embeddings > alone.total, "one and three more ranks"
+    assert alone.largest == alone.weights
+    assert shared.largest == (alone.weights - embeddings) // 2 + embeddings, "of the pool with fewer ranks"
+    with pytest.raises(StartError, match=r"for embeddings of further ranks and 1\.0 GB for KV"):
+        check_memory(MemoryNeed(2, 28 * GB, GB, "float32", 4 * GB), 57 * GB, None)
+    check_memory(MemoryNeed(2, 28 * GB, 0, "float32", 4 * GB, 14 * GB), 60 * GB, 20 * GB)
+
+
 def group(root: Path, limit: str, used: int, cached: int = 0) -> None:
     root.mkdir(parents=True, exist_ok=True)
     (root / "memory.max").write_text(limit)
