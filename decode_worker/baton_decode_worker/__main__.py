@@ -45,7 +45,7 @@ def side(
         TransferParts(
             epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.geometry, keys=keys, config=settings
         ),
-        [parts.pool],
+        parts.pools,
         service,
         LandingMemory(landing_bytes, device=device),
         host=listen.host,

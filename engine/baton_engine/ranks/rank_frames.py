@@ -56,7 +56,10 @@ class StepMasks(RankFrame, frozen=True, tag=5):
 class ShareLoaded(RankFrame, frozen=True, tag=11):
     """Rank to worker: the share is in memory."""
 
-    model_hash: str
+    checkpoint: str
+    """Digest of the files as they were when they were read: names, sizes, times. The same at every rank."""
+    model_hash: str | None
+    """The first rank's, which hashes the files' content; the others read no more than their share."""
     generates: bool
     """False: the checkpoint has no head for tokens."""
 

@@ -22,6 +22,7 @@ from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.memory.shared_memory import SharedMemory
 from baton_engine.model.loading import DTYPES, LoadedModel, load_model
 from baton_engine.ranks.byte_ring import RingReader, RingWriter
+from baton_engine.ranks.checkpoint_digest import checkpoint_digest
 from baton_engine.ranks.planned_masks import PlannedMasks
 from baton_engine.ranks.rank_ends import RankEnds, attach_all
 from baton_engine.ranks.rank_frames import (
@@ -70,8 +71,10 @@ class Rank:
     def run(self) -> None:
         """Load the share and carry out plans until this process is killed. Raises ModelError and MemoryError before
         the first plan."""
-        loaded = self._load(_expect(self._receive(), LoadShare))
-        self.report(ShareLoaded(loaded.model_hash, loaded.config.generates))
+        order = _expect(self._receive(), LoadShare)
+        loaded = self._load(order)
+        model_hash = loaded.model_hash if self._share.rank == 0 else None
+        self.report(ShareLoaded(checkpoint_digest(order.model), model_hash, loaded.config.generates))
         runner = self._make_runner(loaded, _expect(self._receive(), MakeRunner))
         self.report(RankReady())
         while True:

@@ -1,4 +1,4 @@
-"""Ranks that die, stop, fail or crawl: all end together within seconds, by name, and leave nothing behind."""
+"""Ranks that die, stop or fail: all end together within seconds, by name, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -57,79 +57,36 @@ def test_a_rank_that_dies_or_stops_ends_all_by_name(rank: int, number: signal.Si
         runner.execute(begin())
         pids = group.pids
         os.kill(pids[rank], number)
+        runner.launch(StepPlan(2, decode=(0,)))
+        with pytest.raises(RankLostError, match=f"^rank {rank} "):
+            runner.collect()
         loss = until_lost(group)
         with pytest.raises(RankLostError, match=rf"^rank {rank} \(process {pids[rank]}\) {cause}"):
             raise loss
         with pytest.raises(RankLostError, match=f"^rank {rank} "):
-            runner.launch(StepPlan(2, decode=(0,)))
+            runner.launch(StepPlan(3, decode=(0,)))
     assert are_gone(pids)
 
 
-def test_lost_ranks_leave_no_descriptor_and_no_memory() -> None:
-    def lose() -> None:
+def test_a_rank_that_fails_is_reported_with_its_error_and_nothing_stays_behind() -> None:
+    def fail() -> list[int]:
         with rank_group(RANKS) as group:
-            group.runner().execute(begin())
-            os.kill(group.pids[0], signal.SIGKILL)
-            until_lost(group)
+            runner = group.runner()
+            with pytest.raises(RankLostError, match=r"rank \d \(process \d+\) failed: \w+Error: "):
+                runner.execute(StepPlan(1, blocks=(BlockUpdate(1_000, 0, 0),)))
+            assert len(group.losses) == 1
+            return group.pids
 
     gc.collect()
     before, shown = set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
-    lose()
+    assert are_gone(fail())
     gc.collect()
     assert set(os.listdir("/proc/self/fd")) == before
     assert set(os.listdir("/dev/shm")) == shown
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
-    assert "memfd:baton" not in maps
+    assert "memfd:baton" not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
-def test_a_wait_for_a_step_ends_when_a_rank_is_lost() -> None:
-    with rank_group(RANKS) as group:
-        runner = group.runner()
-        runner.execute(begin())
-        os.kill(group.pids[1], signal.SIGSTOP)
-        runner.launch(StepPlan(2, decode=(0,)))
-        assert not runner.is_done()
-        with pytest.raises(RankLostError, match=r"rank 1 .* is stopped"):
-            runner.collect()
-
-
-def test_a_rank_that_fails_is_reported_with_its_error() -> None:
-    with rank_group(RANKS) as group:
-        runner = group.runner()
-        with pytest.raises(RankLostError, match=r"rank \d \(process \d+\) failed: \w+Error: "):
-            runner.execute(StepPlan(1, blocks=(BlockUpdate(1_000, 0, 0),)))
-        assert len(group.losses) == 1
-    assert are_gone(group.pids)
-
-
-def test_a_rank_that_crawls_slows_the_others_and_all_draw_the_same() -> None:
-    with rank_group(RANKS) as group:
-        runner = group.runner()
-        ids = [runner.execute(begin()).tokens[0].ids[0]]
-        ids += [runner.execute(StepPlan(step, decode=(0,))).tokens[0].ids[0] for step in range(2, 12)]
-        runner.execute(StepPlan(12, closes=(0,)))
-        over = threading.Event()
-
-        def hold_up() -> None:
-            while not over.is_set():
-                os.kill(group.pids[1], signal.SIGSTOP)
-                time.sleep(0.1)
-                os.kill(group.pids[1], signal.SIGCONT)
-                time.sleep(0.01)
-
-        thread = threading.Thread(target=hold_up)
-        thread.start()
-        try:
-            slow = [runner.execute(begin()).tokens[0].ids[0]]
-            slow += [runner.execute(StepPlan(step, decode=(0,))).tokens[0].ids[0] for step in range(2, 12)]
-        finally:
-            over.set()
-            thread.join(WAIT_S)
-        assert slow == ids
-        assert group.losses == []
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_a_fault_at_any_instant_ends_all(seed: int) -> None:
     chance = random.Random(seed)
     with rank_group(RANKS) as group:
@@ -158,8 +115,7 @@ with rank_group(2) as group:
 """
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_ranks_end_with_the_process_that_started_them(is_stopped: bool) -> None:
+def test_ranks_end_with_the_process_that_started_them_and_stopped_ones_too() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, "-c", PARENT]
     parent = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -167,8 +123,7 @@ def test_ranks_end_with_the_process_that_started_them(is_stopped: bool) -> None:
         assert parent.stdout is not None
         pids = [int(text) for text in parent.stdout.readline().split()]
         assert len(pids) == RANKS
-        if is_stopped:
-            os.kill(pids[0], signal.SIGSTOP)
+        os.kill(pids[0], signal.SIGSTOP)
         parent.kill()
         parent.wait(WAIT_S)
         end_s = time.monotonic() + WAIT_S

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from baton_engine.collectives.collective import RankLostError
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.ranks.rank_frames import LoadShare
 from baton_engine.ranks.rank_processes import RankProcesses
+from baton_engine.ranks.ranked_runner import RankedRunner
 from baton_engine.running.runner import ModelRunner
 from baton_engine.scheduling.events import SequenceSpec
 from baton_engine.scheduling.step_plan import (
@@ -180,6 +185,33 @@ def test_steps_are_launched_before_earlier_ones_are_collected(group: RankGroup) 
     assert [result.tokens for result in results] == [result.tokens for result in expected]
     with pytest.raises(RuntimeError, match="no step was launched"):
         runner.collect()
+
+
+def answer(runner: RankedRunner, tokens: int = 11) -> list[int]:
+    begin = StepPlan(1, opens=(opened(0, PROMPT),), blocks=table(0), prefill=(PrefillChunk(0, 0, PROMPT, (0,)),))
+    plans = [begin, *(StepPlan(step, decode=(0,)) for step in range(2, 1 + tokens))]
+    return [runner.execute(plan).tokens[0].ids[0] for plan in plans]
+
+
+def test_a_rank_that_crawls_slows_the_others_and_all_draw_the_same(group: RankGroup) -> None:
+    expected = answer(group.runner())
+    over = threading.Event()
+
+    def hold_up() -> None:
+        while not over.is_set():
+            os.kill(group.pids[1], signal.SIGSTOP)
+            time.sleep(0.1)
+            os.kill(group.pids[1], signal.SIGCONT)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=hold_up)
+    thread.start()
+    try:
+        assert answer(group.runner()) == expected
+    finally:
+        over.set()
+        thread.join(60)
+    assert group.losses == []
 
 
 def test_a_step_without_work_is_over_at_once(group: RankGroup) -> None:

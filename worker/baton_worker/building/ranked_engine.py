@@ -19,7 +19,8 @@ from baton_engine.model.loading import DTYPES, RANDOM_SCHEME, default_dtype
 from baton_engine.model.model_directory import read_spec
 from baton_engine.model.servable import servable_config
 from baton_engine.model.step_cost import cost_model
-from baton_engine.ranks.rank_frames import LoadShare, MakeRunner, ShareLoaded
+from baton_engine.ranks.checkpoint_digest import agreed_share
+from baton_engine.ranks.rank_frames import LoadShare, MakeRunner
 from baton_engine.ranks.rank_processes import RankProcesses
 from baton_engine.ranks.ranked_runner import RankedRunner
 from baton_engine.running.stepper import Stepper
@@ -63,8 +64,8 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
         try:
             processes = RankProcesses.start(config.tensor_parallel)
             ended.callback(processes.close)
-            loaded = _load(processes, config)
-            served = replace(served, config=replace(served.config, generates=loaded.generates))
+            model_hash, generates = _load(processes, config)
+            served = replace(served, config=replace(served.config, generates=generates))
             encoding = encoding_limits(served.config, config.tasks)
             stages.end("weights")
             shapes, sized = _size(config, served)
@@ -94,7 +95,7 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
         scheduler=scheduler,
         stepper=Stepper(scheduler, runner, observe_step),
         limits=limits_of(config, served.config.vocab_size, served.max_context_tokens, encoding=encoding),
-        fingerprint=fingerprint_of(served, loaded.model_hash, geometry, bundle),
+        fingerprint=fingerprint_of(served, model_hash, geometry, bundle),
         watch_layers=runner.watch_layers,
         masks=masks,
         costs=cost_model(served.config, served.dtype.itemsize, geometry.element_bytes),
@@ -124,14 +125,11 @@ def _read_spec(model: str) -> DecoderSpec:
     return servable_config(config_path(model)) if model.startswith(RANDOM_SCHEME) else read_spec(Path(model))
 
 
-def _load(processes: RankProcesses, config: WorkerConfig) -> ShareLoaded:
-    """Let the ranks load their shares. Raises ModelError where they differ, as files that are replaced meanwhile do."""
+def _load(processes: RankProcesses, config: WorkerConfig) -> tuple[str, bool]:
+    """Let the ranks load their shares. Returns the model's hash and whether it generates. Raises ModelError."""
     dtype = None if config.dtype == "auto" else config.dtype
-    first, *others = processes.load(LoadShare(config.model, dtype, config.max_context_tokens, config.threads))
-    for rank, other in enumerate(others, 1):
-        if other != first:
-            raise ModelError(f"rank {rank} loaded another checkpoint than rank 0: the files changed meanwhile")
-    return first
+    order = LoadShare(config.model, dtype, config.max_context_tokens, config.threads)
+    return agreed_share(processes.load(order))
 
 
 def _size(config: WorkerConfig, served: ServedModel) -> tuple[list[KvGeometry], capacity.Capacity]:
