@@ -48,6 +48,10 @@ BENCHES = {
         "bench.serving.sessions_predicted",
         "sessions with long contexts on two GPUs, on a virtual clock: what keeps both targets, by mode",
     ),
+    "gpu_sessions": (
+        "bench.serving.gpu_sessions",
+        "the same sessions on two GPUs, measured at the client: what keeps both targets, by mode",
+    ),
     "random_mixes": ("bench.serving.random_mixes", "the same on drawn mixes: `auto` against `always` and `never`"),
     "worker_start": ("bench.serving.worker_start", "until workers are ready, by which kernels are compiled already"),
     "offline": ("bench.serving.offline", "`baton batch`: tokens/s of whole sets, on the CPU or a GPU"),

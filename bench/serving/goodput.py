@@ -220,10 +220,10 @@ def measure(
         row[f"{letter} rows"], row[f"{letter} rows max"] = round(float(np.mean(rows)), 1), max(rows)
         row[f"{letter} waiting max"] = max((state["waiting"] for state in inside), default=0)
         row[f"{letter} preemptions"] = increase(before[letter], after, "baton_preemptions_total")
-    return row | _routes(service)
+    return row | scrape_routes(service)
 
 
-def _routes(service: PlacedWorkers) -> dict[str, Cell]:
+def scrape_routes(service: PlacedWorkers) -> dict[str, Cell]:
     """The shares of this point's prompts computed at the decode worker and of answers kept by the prefill worker, by
     the gateway's own count; empty if no admin port was given."""
     if service.admin_port is None:

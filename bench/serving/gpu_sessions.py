@@ -1,0 +1,217 @@
+"""Sessions with long contexts on two GPUs, measured: what keeps both targets, by mode.
+
+    python -m bench gpu_sessions --load two-gpus 602 605 --mode never always auto
+
+The loads, targets and figures are those of `sessions_predicted`, which predicts this bench: one prefill and one decode
+worker have a GPU each, `never` has two decode workers. Llama-3.1-8B's shape with random bf16 weights, token ids in, one
+closed loop of clients. Each mode has a gateway of its own; no two loads share a prompt, so caches are cold.
+
+With `--paced` workers compute nothing and take an H200's times, so that gateways, schedulers and hand-overs of this load
+can be watched on a machine without GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+import torch
+from bench.engine.gpu import LLAMA_8B
+from bench.machine import this_machine
+from bench.results import FOLDER, Cell, percentile, publish, write
+from bench.serving.goodput import PlacedWorkers, scrape_routes
+from bench.serving.mixes import Point
+from bench.serving.offline import model_folder
+from bench.serving.sessions_predicted import LONG_CONTEXTS, MODES, MOST_TOKENS, load_named, two_gpus
+
+from baton_local.client import Answer, AnswerEnd, send
+from baton_local.load_test.closed_loop import TurnAnswer, closed_loop
+from baton_local.load_test.loaded_server import LoadedServer
+from baton_local.load_test.prompts import IdPrompts
+from baton_local.load_test.session_prompts import IdSegments, SessionPrompts
+from baton_local.load_test.session_report import SessionRun, session_figures
+from baton_simulate.sessions.session_load import SessionLoad, SessionTurn
+from baton_simulate.sessions.turn_order import LoopLimits
+from baton_testing.processes.deployment import Shape
+from baton_wire.rules.step_times import DecodeTimes, PacedTimes, PrefillTimes
+
+MODEL: Final = "sessions"
+IDS: Final = (1_000, 120_000) if torch.cuda.is_available() else (5, 200)
+KV_GIB: Final = 100
+"""Of each GPU; 24 sessions of 29,300 tokens hold 88."""
+TINY_KV_GIB: Final = 1
+H200: Final = LONG_CONTEXTS
+PACED: Final = PacedTimes(
+    label="one H200, Llama-3.1-8B, as sessions_predicted has it",
+    prefill=PrefillTimes(fixed_s=H200.prompts_s, per_token_s=H200.over_knee_s, per_pair_s=H200.pair_s),
+    decode=DecodeTimes(
+        fixed_s=H200.weights_s, per_sequence_s=H200.row_s, over_knee_s=0.0, per_kv_token_s=H200.kv_token_s, knee=64
+    ),
+    kv_capacity_tokens=64 * 13_000,
+)
+TIMEOUT_S: Final = 300.0
+COLUMNS: Final = (
+    *("load", "mode", "turns", "refused", "ideal %", "within %", "later within %", "sessions %", "TTFT p50"),
+    *("TTFT p95", "later TTFT p50", "later TTFT p95", "TPOT p50", "TPOT p95", "tok/s", "local %", "kept %"),
+)
+
+
+def run_clients(url: str, load: SessionLoad, limits: LoopLimits, salt: int) -> tuple[list[TurnAnswer], float]:
+    """Carry out a load on a server, from a process of its own. Returns the answers, and its seconds."""
+
+    async def run() -> tuple[list[TurnAnswer], float]:
+        answers: list[TurnAnswer] = []
+        prompts = SessionPrompts(IdSegments(*IDS, salt))
+        for turn in load.turns:
+            prompts.as_json(turn.prompt)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+            server = LoadedServer(session, url, MODEL, IdPrompts(*IDS, salt))
+
+            async def send_turn(turn: SessionTurn) -> Answer:
+                request = server.request_of_json(prompts.as_json(turn.prompt), turn.output_tokens, {})
+                return await send(session, url, request)
+
+            began_s = time.monotonic()
+            await closed_loop(load, send_turn, limits, answers.append)
+            return answers, time.monotonic() - began_s
+
+    return asyncio.run(run())
+
+
+def figures_of(
+    load: SessionLoad, mode: str, answers: Sequence[TurnAnswer], seconds: float, ttft_s: float, tpot_s: float
+) -> dict[str, Cell]:
+    """The row of `sessions_predicted`, from what clients saw. Times are ms, rates a second."""
+    turns = [(load.turns[each.place], each.answer) for each in answers]
+    whole = [(turn, answer) for turn, answer in turns if answer.end is AnswerEnd.WHOLE]
+    good = {id(answer) for _, answer in whole if answer.ttft_s <= ttft_s and answer.tpot_s <= tpot_s}
+    later = [(turn, answer) for turn, answer in turns if turn.after]
+    failed_sessions = {turn.session for turn, answer in turns if id(answer) not in good}
+    sessions = {turn.session for turn, _ in turns}
+    ordered = tuple(sorted(answers, key=lambda turn: turn.answer.sent_s))
+    share = session_figures([SessionRun(load, ordered)]).cached_of_ideal
+    row: dict[str, Cell] = {"load": load.name, "mode": mode, "turns": len(turns), "refused": len(turns) - len(whole)}
+    row["ideal %"] = None if share is None else round(100 * share, 1)
+    row["within %"] = round(100 * len(good) / len(turns), 1)
+    row["later within %"] = round(100 * sum(id(answer) in good for _, answer in later) / max(1, len(later)), 1)
+    row["later refused"] = sum(answer.end is not AnswerEnd.WHOLE for _, answer in later)
+    row["sessions %"] = round(100 * (1 - len(failed_sessions) / len(sessions)), 1)
+    later_ttft = [answer.ttft_s for turn, answer in whole if turn.after]
+    for name, values in (
+        ("TTFT", [answer.ttft_s for _, answer in whole]),
+        ("later TTFT", later_ttft or [0.0]),
+        ("TPOT", [answer.tpot_s for _, answer in whole]),
+    ):
+        for percent in (50, 95):
+            row[f"{name} p{percent}"] = round(1e3 * percentile(values, percent), 1)
+    row["tok/s"] = round(sum(turn.output_tokens for turn, _ in whole) / seconds)
+    if failures := sorted({answer.failure for _, answer in turns if answer.failure}):
+        row["failures"] = "; ".join(failures)[:300]
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--load", nargs="+", default=["two-gpus"], help="two-gpus, a shape, or a drawn shape's number")
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--sessions", type=int, help="number of sessions (default: the load's own)")
+    parser.add_argument("--users", type=int, help="sessions at once (default: all)")
+    parser.add_argument("--think-scale", type=float, default=1.0)
+    parser.add_argument("--duration", type=float, help="turns of shapes that are due later are not sent")
+    parser.add_argument("--ttft", type=float, nargs="+", default=[2.0], help="target in seconds, by load")
+    parser.add_argument("--tpot", type=float, nargs="+", default=[0.015], help="target in seconds, by load")
+    parser.add_argument("--max-queue", type=float, help="the gateway's --max-queue-s (default: its own)")
+    parser.add_argument("--transport", choices=("tcp", "ucx"), default="ucx")
+    parser.add_argument("--paced", action="store_true", help="emulate an H200's step times")
+    parser.add_argument("--most-s", type=float, default=float("inf"), help="begin no load after this time")
+    parser.add_argument("--out", type=Path, default=FOLDER / "gpu_sessions.json")
+    options = parser.parse_args()
+    is_gpu = torch.cuda.is_available()
+    is_whole = is_gpu or options.paced
+    loads = (
+        [load_named(name, options.sessions, 1) for name in options.load] if is_whole else [two_gpus(4, 300, 3, 60, 20)]
+    )
+    rows: list[dict[str, Cell]] = []
+    notes = [f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if is_gpu else "CPU: a trial of the bench"]
+    began = time.monotonic()
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as place, context.Pool(1) as clients:
+        folder = Path(place)
+        for group in (["never"], ["always", "auto"]):
+            modes = [mode for mode in options.mode if mode in group]
+            if not modes:
+                continue
+            with _service(folder, modes[0], options) as service:
+                notes.append(f"{', '.join(modes)}: ready after {time.monotonic() - began:.0f} s")
+                print(notes[-1], flush=True)
+                for mode in modes:
+                    for number, load in enumerate(loads):
+                        if time.monotonic() - began > options.most_s:
+                            notes.append(f"not begun, for --most-s {options.most_s:g}: {mode} {load.name}")
+                            print(notes[-1], flush=True)
+                            continue
+                        ttft_s, tpot_s = (
+                            targets[min(number, len(targets) - 1)] for targets in (options.ttft, options.tpot)
+                        )
+                        service.serve(Point("sessions", mode, 1e3 * tpot_s, 0.0), (f"--slo-ttft-s={ttft_s}",))
+                        is_named = load.name == "two-gpus"
+                        limits = LoopLimits(
+                            *(None if is_named else options.users, None, options.think_scale),
+                            duration_s=None if is_named else options.duration,
+                        )
+                        salt = 1_000 * (MODES.index(mode) + 1) + number
+                        arguments = (service.base_url, load, limits, salt)
+                        answers, seconds = clients.apply(run_clients, arguments)
+                        row = figures_of(load, mode, answers, seconds, ttft_s, tpot_s) | scrape_routes(service)
+                        rows.append(row)
+                        print(json.dumps(row), flush=True)
+                        write(options.out, {"notes": notes, "rows": rows})
+    publish("gpu_sessions", this_machine(), notes, COLUMNS, rows)
+
+
+def _service(folder: Path, mode: str, options: Any) -> PlacedWorkers:
+    """Workers for a mode, each on a GPU of its own."""
+    here = folder / mode
+    here.mkdir()
+    is_gpu = torch.cuda.is_available()
+    worker_flags = ("--dtype=bfloat16", "--device=cuda") if is_gpu else ("--dtype=float32", "--device=cpu")
+    if options.paced:
+        times = here / "times.json"
+        times.write_bytes(msgspec.json.encode(PACED))
+        worker_flags = (f"--paced={times}", f"--max-context-tokens={MOST_TOKENS}", *worker_flags)
+    sequences = ("--max-sequences=64",)
+    shape = Shape(
+        prefill=0 if mode == "never" else 1,
+        decode=2 if mode == "never" else 1,
+        model=_model(here, is_gpu=is_gpu, is_paced=options.paced),
+        served_name=MODEL,
+        worker_flags=(*worker_flags, f"--transport={options.transport}"),
+        prefill_flags=("--keep-answers", *sequences),
+        decode_flags=sequences,
+        max_queue_s=options.max_queue,
+    )
+    other = "decode-1" if mode == "never" else "prefill-0"
+    room = KV_GIB if is_gpu and not options.paced else TINY_KV_GIB
+    return PlacedWorkers(here / "run", shape, {other: "0", "decode-0": "1"}, {other: room, "decode-0": room})
+
+
+def _model(folder: Path, *, is_gpu: bool, is_paced: bool) -> str | Path:
+    """The model's source: a shape with a tokenizer, or the tiny model where a CPU computes."""
+    if not is_gpu and not is_paced:
+        return Shape().model
+    source = model_folder({**LLAMA_8B, "max_position_embeddings": MOST_TOKENS}, folder)
+    return folder if is_paced else source
+
+
+if __name__ == "__main__":
+    main()
