@@ -123,6 +123,7 @@ class World:
             block_tokens=BLOCK_TOKENS,
             blocks_total=blocks,
             keeps_answers=is_prefill,
+            encoding=None,
         )
         scheduler = (
             Scheduler(config) if self._schedulers is None else self._schedulers.setdefault(name, Scheduler(config))

@@ -5,6 +5,9 @@
 The loads, targets and figures are those of `sessions_predicted`, which predicts this bench: one prefill and one decode
 worker have a GPU each, `never` has two decode workers. Llama-3.1-8B's shape with random bf16 weights, token ids in, one
 closed loop of clients. Each mode has a gateway of its own; no two loads share a prompt, so caches are cold.
+
+With `--paced` workers compute nothing and take an H200's times, so that gateways, schedulers and hand-overs can be
+watched under this load on a machine without GPUs.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 import torch
 from bench.engine.gpu import LLAMA_8B
 from bench.machine import this_machine
@@ -27,7 +31,7 @@ from bench.results import FOLDER, Cell, percentile, publish, write
 from bench.serving.goodput import PlacedWorkers, scrape_routes
 from bench.serving.mixes import Point
 from bench.serving.offline import model_folder
-from bench.serving.sessions_predicted import MODES, MOST_TOKENS, load_named, two_gpus
+from bench.serving.sessions_predicted import LONG_CONTEXTS, MODES, MOST_TOKENS, load_named, two_gpus
 
 from baton_local.client import Answer, AnswerEnd, send
 from baton_local.load_test.closed_loop import TurnAnswer, closed_loop
@@ -38,12 +42,24 @@ from baton_local.load_test.session_report import SessionRun, session_figures
 from baton_simulate.sessions.session_load import SessionLoad, SessionTurn
 from baton_simulate.sessions.turn_order import LoopLimits
 from baton_testing.processes.deployment import Shape
+from baton_wire.rules.step_times import DecodeTimes, PacedTimes, PrefillTimes
 
 MODEL: Final = "sessions"
 IDS: Final = (1_000, 120_000) if torch.cuda.is_available() else (5, 200)
 KV_GIB: Final = 100
 """Of each GPU; 24 sessions of 29,300 tokens hold 88."""
 TINY_KV_GIB: Final = 1
+H200: Final = LONG_CONTEXTS
+PACED: Final = PacedTimes(
+    label="one H200, Llama-3.1-8B, as sessions_predicted has it",
+    prefill=PrefillTimes(fixed_s=H200.prompts_s, per_token_s=H200.over_knee_s, per_pair_s=H200.pair_s),
+    decode=DecodeTimes(
+        fixed_s=H200.weights_s, per_sequence_s=H200.row_s, over_knee_s=0.0, per_kv_token_s=H200.kv_token_s, knee=64
+    ),
+    kv_capacity_tokens=64 * 13_000,
+)
+LINKED_S: Final = 1.0
+"""A gateway is routable with its first worker; by then it is linked to all."""
 TIMEOUT_S: Final = 300.0
 COLUMNS: Final = (
     *("load", "mode", "turns", "refused", "ideal %", "within %", "later within %", "sessions %", "TTFT p50"),
@@ -118,12 +134,14 @@ def main() -> None:
     parser.add_argument("--tpot", type=float, nargs="+", default=[0.015], help="target in seconds, by load")
     parser.add_argument("--max-queue", type=float, help="the gateway's --max-queue-s (default: its own)")
     parser.add_argument("--transport", choices=("tcp", "ucx"), default="ucx")
+    parser.add_argument("--paced", action="store_true", help="emulate an H200's step times")
     parser.add_argument("--most-s", type=float, default=float("inf"), help="begin no load after this time")
     parser.add_argument("--out", type=Path, default=FOLDER / "gpu_sessions.json")
     options = parser.parse_args()
     is_gpu = torch.cuda.is_available()
+    is_whole = is_gpu or options.paced
     loads = (
-        [load_named(name, options.sessions, 1) for name in options.load] if is_gpu else [two_gpus(4, 300, 3, 60, 20)]
+        [load_named(name, options.sessions, 1) for name in options.load] if is_whole else [two_gpus(4, 300, 3, 60, 20)]
     )
     rows: list[dict[str, Cell]] = []
     notes = [f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if is_gpu else "CPU: a trial of the bench"]
@@ -148,6 +166,7 @@ def main() -> None:
                             targets[min(number, len(targets) - 1)] for targets in (options.ttft, options.tpot)
                         )
                         service.serve(Point("sessions", mode, 1e3 * tpot_s, 0.0), (f"--slo-ttft-s={ttft_s}",))
+                        time.sleep(LINKED_S)
                         is_named = load.name == "two-gpus"
                         limits = LoopLimits(
                             *(None if is_named else options.users, None, options.think_scale),
@@ -165,15 +184,21 @@ def main() -> None:
 
 def _service(folder: Path, mode: str, options: Any) -> PlacedWorkers:
     """Workers for a mode, each on a GPU of its own."""
-    is_gpu = torch.cuda.is_available()
-    worker_flags = ("--dtype=bfloat16", "--device=cuda") if is_gpu else ("--dtype=float32", "--device=cpu")
-    sequences, here = ("--max-sequences=64",), folder / mode
+    here = folder / mode
     here.mkdir()
-    config = {**LLAMA_8B, "max_position_embeddings": MOST_TOKENS}
+    is_gpu = torch.cuda.is_available()
+    worker_flags: tuple[str, ...] = (
+        ("--dtype=bfloat16", "--device=cuda") if is_gpu else ("--dtype=float32", "--device=cpu")
+    )
+    if options.paced:
+        times = here / "times.json"
+        times.write_bytes(msgspec.json.encode(PACED))
+        worker_flags = (f"--paced={times}", f"--max-context-tokens={MOST_TOKENS}", *worker_flags)
+    sequences = ("--max-sequences=64",)
     shape = Shape(
         prefill=0 if mode == "never" else 1,
         decode=2 if mode == "never" else 1,
-        model=model_folder(config, here) if is_gpu else Shape().model,
+        model=_model(here, is_gpu=is_gpu, is_paced=options.paced),
         served_name=MODEL,
         worker_flags=(*worker_flags, f"--transport={options.transport}"),
         prefill_flags=("--keep-answers", *sequences),
@@ -181,8 +206,16 @@ def _service(folder: Path, mode: str, options: Any) -> PlacedWorkers:
         max_queue_s=options.max_queue,
     )
     other = "decode-1" if mode == "never" else "prefill-0"
-    room = KV_GIB if is_gpu else TINY_KV_GIB
+    room = KV_GIB if is_gpu and not options.paced else TINY_KV_GIB
     return PlacedWorkers(here / "run", shape, {other: "0", "decode-0": "1"}, {other: room, "decode-0": room})
+
+
+def _model(folder: Path, *, is_gpu: bool, is_paced: bool) -> str | Path:
+    """The model's source: a shape with a tokenizer, or the tiny model where a CPU computes."""
+    if not is_gpu and not is_paced:
+        return Shape().model
+    source = model_folder({**LLAMA_8B, "max_position_embeddings": MOST_TOKENS}, folder)
+    return folder if is_paced else source
 
 
 if __name__ == "__main__":
