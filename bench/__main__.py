@@ -74,6 +74,10 @@ BENCHES = {
     ),
     "kernels": ("bench.kernels.cpu", "the kernels' CPU paths compared with what they replace"),
     "sizing_fronts": ("bench.sizing.fronts", "policies over their knobs and fixed pools, on a split of loads"),
+    "sizing_degrees": (
+        "bench.sizing.degrees",
+        "the degrees that `baton plan` names against the best of a sweep on the simulator",
+    ),
     "sizing_decisions": (
         "bench.sizing.decisions",
         "processor time of mode SLO's decisions, on a split of loads",
