@@ -56,8 +56,8 @@ START_S: Final = 3_600.0
 """Longest load of a share, from a slow volume too."""
 STEP_S: Final = 600.0
 """Longest step. Whether a worker makes progress is asked far sooner, by its liveness probe."""
-KILL_S: Final = 5.0
-"""The longest that `close` waits until the kernel has ended the ranks."""
+KILL_S: Final = 30.0
+"""The longest wait until the kernel has ended the ranks: on a machine that is busy it takes seconds to free memory."""
 
 
 @dataclass(slots=True)
@@ -155,9 +155,9 @@ class RankProcesses:
         with self._changed:
             self._on_lost = lambda error: None
         self._stop.add()
-        self._thread.join(2 * KILL_S)
+        self._thread.join(KILL_S * (self.ranks + 1))
         if self._thread.is_alive():
-            log.warning("ranks did not end within %g s", 2 * KILL_S)
+            log.warning("ranks did not end within %g s", KILL_S * (self.ranks + 1))
             return
         for ends in self._ends:
             ends.close()

@@ -29,6 +29,7 @@ from campaigns.faults import cancel as faults_cancel
 from campaigns.faults import rounds as faults_rounds
 from campaigns.faults.fleet import Fleet, FlippingFleet, UpFleet, keeping_fleet
 from campaigns.faults.load import Ask, Load, asks
+from campaigns.faults.lost_ranks import LoseRank, ranked_fleet
 from campaigns.faults.network import Cut, NetworkFleet, inside
 from campaigns.faults.rounds import Deck, Harm, Round
 from campaigns.faults.structured import structured_asks, structured_fleet
@@ -81,6 +82,9 @@ async def run(name: str, arguments: argparse.Namespace, folder: Path, journal: P
     if name == "kept":
         async with keeping_fleet(folder) as keeping:
             return await campaign(keeping, [faults_rounds.KillWorker(draw)], asks(), arguments, journal)
+    if name == "ranks":
+        async with ranked_fleet(folder) as ranked:
+            return await campaign(ranked, [LoseRank(draw)], asks(), arguments, journal)
     if name == "flipping":
         async with FlippingFleet(folder, draw) as flipping:
             harm = faults_rounds.KillWhileFlipping(draw, flipping.flip)
@@ -103,7 +107,7 @@ async def run_cancels(arguments: argparse.Namespace, folder: Path, journal: Path
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("campaign", choices=sorted((*HARMS, "cancel", "flipping", "kept", "structured")))
+    parser.add_argument("campaign", choices=sorted((*HARMS, "cancel", "flipping", "kept", "ranks", "structured")))
     parser.add_argument("--count", type=int, default=200, help="faults (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=120.0, help="begin no round after so long")
     parser.add_argument("--lanes", type=int, default=6, help="requests at a time (default %(default)s)")
