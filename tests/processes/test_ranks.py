@@ -134,7 +134,7 @@ def test_a_worker_that_loses_a_rank_ends_and_comes_back_whole(up: Up, number: si
         os.kill(ranks[1].pid, number)
         assert orphans_of(family, ENDS_WITHIN_S) == []
         print(f"ended after {time.monotonic() - began_s:.2f} s")
-        assert f"rank 1 (process {ranks[1].pid})" in log_of(up, "prefill")
+        assert f"stopped because a rank was lost: rank 1 (process {ranks[1].pid})" in log_of(up, "prefill")
         await_other(up, "prefill", worker)
         assert ask(client, QUESTIONS[1]).startswith(expected(QUESTIONS[1]))
 

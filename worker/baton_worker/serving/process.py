@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from baton_engine.collectives.collective import RankLostError
 from baton_wire.announcement import Announcement, announce
@@ -62,6 +63,8 @@ class Stop:
         self.draining = asyncio.Event()
         self.now = asyncio.Event()
         self.crash: BaseException | None = None
+        self._last_resort: threading.Timer | None = None
+        """Ends a process that has lost a rank, whatever its loops wait for."""
 
     def on_signal(self) -> None:
         if self.draining.is_set():
@@ -70,12 +73,19 @@ class Stop:
 
     def on_crash(self, error: BaseException) -> None:
         """The engine or transfer thread died, or a rank was lost: end at once, with a failing status."""
-        if isinstance(error, RankLostError) and self.crash is None:
-            log.error("stopped because a rank was lost: %s", error)
-            _end_after(RANK_LOST_S)
+        if isinstance(error, RankLostError) and self._last_resort is None:
+            self._last_resort = threading.Timer(RANK_LOST_S, _end_lost, (error,))
+            self._last_resort.daemon = True
+            self._last_resort.start()
         self.crash = error
         self.draining.set()
         self.now.set()
+
+    def end_lost(self, error: RankLostError) -> NoReturn:
+        """End the process, taken down in good order, because a rank was lost."""
+        if self._last_resort is not None:
+            self._last_resort.cancel()
+        _end_lost(error)
 
     async def until(self, holds: Callable[[], bool], limit_s: float) -> bool:
         """Wait for `holds`, at most `limit_s` and until an immediate end is asked for. Returns whether it came true."""
@@ -86,11 +96,10 @@ class Stop:
         return holds()
 
 
-def _end_after(seconds: float) -> None:
-    """End the process after this time, whatever its loops wait for."""
-    timer = threading.Timer(seconds, os._exit, (1,))
-    timer.daemon = True
-    timer.start()
+def _end_lost(error: RankLostError) -> NoReturn:
+    """End the process at once. Its last line names the rank and the cause: supervisors show that line."""
+    log.error("stopped because a rank was lost: %s", error)
+    os._exit(1)
 
 
 def run(role: Role | None, argv: Sequence[str], serve: Serve) -> int:
@@ -125,8 +134,9 @@ async def _run(config: WorkerConfig, serve: Serve) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     await serve(config, stop)
     if stop.crash is not None:
-        if not isinstance(stop.crash, RankLostError):
-            log.error("stopped because a thread failed: %s", stop.crash)
+        if isinstance(stop.crash, RankLostError):
+            stop.end_lost(stop.crash)
+        log.error("stopped because a thread failed: %s", stop.crash)
         return 1
     return 0
 
