@@ -39,7 +39,7 @@ class EncoderEngine:
         self, loaded: LoadedModel, pooling: PoolingSpec, max_step_tokens: int = 8_192, blocks: int = 64, slots: int = 8
     ) -> None:
         loaded = replace(loaded, config=replace(loaded.config, pooling=pooling))
-        geometry = kv_geometry(loaded.config, loaded.dtype, BLOCK_TOKENS)
+        geometry = kv_geometry(loaded.share_config, loaded.dtype, BLOCK_TOKENS)
         blocks *= len(geometry.windows)
         context = loaded.max_context_tokens
         config = EngineConfig(
@@ -77,7 +77,8 @@ def reference_embedding(
     reference: Any, tokens: Sequence[int], pooling: PoolingSpec, dimensions: int | None = None
 ) -> torch.Tensor:
     """The vector by the formula of sentence-transformers, from the hidden states of transformers."""
-    states = reference.base_model(torch.tensor([list(tokens)])).last_hidden_state[0].float()
+    body = reference.model if reference.base_model is reference else reference.base_model  # Llama 4 has another prefix
+    states = body(torch.tensor([list(tokens)])).last_hidden_state[0].float()
     match pooling.method:
         case Pooling.FIRST:
             vector = states[0]

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
-from baton_wire.models.decoder_spec import Attention, DecoderSpec, Dense, Experts, FeedForward, LayerSpec, SharedExpert
+from baton_wire.models.decoder_spec import Attention, DecoderSpec, Dense, FeedForward, LayerSpec
+
+HEADS: Final = "attention heads"
+BLOCK_COLUMNS: Final = "columns of the feed-forward blocks"
+EXPERT_COLUMNS: Final = "columns of an expert"
+SHARED_COLUMNS: Final = "columns of the shared expert"
+"""What is shared out, in the words of a refusal."""
 
 
 def held_kv_heads(kv_heads: int, rank: int, ranks: int) -> range:
@@ -41,19 +48,18 @@ def _shard_layer(layer: LayerSpec, rank: int, ranks: int) -> LayerSpec:
 
 
 def _shard_attention(mixer: Attention, rank: int, ranks: int) -> Attention:
-    q_heads = len(equal_part(mixer.q_heads, rank, ranks, "attention heads"))
+    q_heads = len(equal_part(mixer.q_heads, rank, ranks, HEADS))
     return replace(mixer, q_heads=q_heads, kv_heads=len(held_kv_heads(mixer.kv_heads, rank, ranks)))
 
 
 def _shard_feed_forward(block: FeedForward, rank: int, ranks: int) -> FeedForward:
     if isinstance(block, Dense):
-        return replace(block, inner=len(equal_part(block.inner, rank, ranks, "columns of the feed-forward blocks")))
-    inner = len(equal_part(block.inner, rank, ranks, "columns of an expert"))
-    return replace(block, inner=inner, shared=_shard_shared(block, rank, ranks))
+        return _shard_dense(block, rank, ranks, BLOCK_COLUMNS)
+    inner, shared = len(equal_part(block.inner, rank, ranks, EXPERT_COLUMNS)), block.shared
+    if shared is not None:
+        shared = replace(shared, block=_shard_dense(shared.block, rank, ranks, SHARED_COLUMNS))
+    return replace(block, inner=inner, shared=shared)
 
 
-def _shard_shared(block: Experts, rank: int, ranks: int) -> SharedExpert | None:
-    if block.shared is None:
-        return None
-    inner = len(equal_part(block.shared.inner, rank, ranks, "columns of the shared expert"))
-    return replace(block.shared, inner=inner)
+def _shard_dense(block: Dense, rank: int, ranks: int, what: str) -> Dense:
+    return replace(block, inner=len(equal_part(block.inner, rank, ranks, what)))

@@ -14,8 +14,15 @@ from typing import Final
 from baton_wire.models.decoder_spec import Attention, DecoderSpec, Dense, LayerSpec, StackedTensors
 from baton_wire.models.formats.packed_integers import Gptq, PackedIntegers
 from baton_wire.models.formats.weight_format import Axis, TensorAxes, WeightFormat
-from baton_wire.models.parameters import HEAD_LAYER, SINKS, layer_prefix, projections
-from baton_wire.models.sharding.shard_spec import equal_part, held_kv_heads
+from baton_wire.models.parameters import HEAD_LAYER, SINKS, Stack, layer_prefix, projections, stacks
+from baton_wire.models.sharding.shard_spec import (
+    BLOCK_COLUMNS,
+    EXPERT_COLUMNS,
+    HEADS,
+    SHARED_COLUMNS,
+    equal_part,
+    held_kv_heads,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +60,6 @@ class LayerPart:
 GROUP_INDICES: Final = ("g_idx", "weight_g_idx")
 """Tensors that place columns in groups one by one."""
 _UNQUANTISED: Final = {"weight": TensorAxes(Axis(0), Axis(1))}
-_STACKS: Final = {"": TensorAxes(Axis(2), Axis(1))}
-"""Experts in one tensor, [experts, columns, features]."""
 
 
 def tensor_parts(config: DecoderSpec, names: Collection[str], rank: int, ranks: int) -> dict[str, TensorPart]:
@@ -68,13 +73,11 @@ def tensor_parts(config: DecoderSpec, names: Collection[str], rank: int, ranks: 
         for projection in projections(layer, config.hidden_size):
             size = (projection.features, projection.columns)
             parts |= _linear(config, prefix + projection.name, size, own[projection.name], names, rank)
-        block = layer.feed_forward
-        if not isinstance(block, Dense) and isinstance(block.tensors, StackedTensors):
-            for name in (block.tensors.gate_up, block.tensors.down):
-                parts |= _stack(config, prefix + name, own[name], rank)
+        for stack in stacks(layer, config.hidden_size):
+            parts |= _stack(config, prefix, stack, own[stack.name], rank)
         parts |= _heads(f"{prefix}self_attn.", layer.mixer, rank, ranks)
         if layer.mixer.sinks:
-            parts[prefix + SINKS] = TensorSlice(0, (equal_part(layer.mixer.q_heads, rank, ranks, "attention heads"),))
+            parts[prefix + SINKS] = TensorSlice(0, (equal_part(layer.mixer.q_heads, rank, ranks, HEADS),))
     head = LayerPart(features=(vocabulary_part(config, rank, ranks),))
     parts |= _linear(config, HEAD_LAYER, (config.vocab_size, config.hidden_size), head, names, rank)
     return {name: part for name, part in parts.items() if name in names}
@@ -101,27 +104,30 @@ def layer_parts(layer: LayerSpec, rank: int, ranks: int) -> dict[str, LayerPart]
     parts = {f"self_attn.{name}": LayerPart(features) for name, features in zip(mixer.qkv, rows, strict=True)}
     parts["self_attn.o_proj"] = LayerPart(columns=queries)
     if isinstance(block, Dense):
-        inner = equal_part(block.inner, rank, ranks, "columns of the feed-forward blocks")
-        gate_up = (inner,) if len(block.gate_up) > 1 else (inner, _shift(inner, block.inner))
-        parts |= {f"mlp.{name}": LayerPart(gate_up) for name in block.gate_up}
-        return parts | {"mlp.down_proj": LayerPart(columns=inner)}
-    if (shared := block.shared) is not None:
-        inner = equal_part(shared.inner, rank, ranks, "columns of the shared expert")
-        parts |= {f"{shared.name}.{name}": LayerPart((inner,)) for name in ("gate_proj", "up_proj")}
-        parts[f"{shared.name}.down_proj"] = LayerPart(columns=inner)
-    inner = equal_part(block.inner, rank, ranks, "columns of an expert")
-    if isinstance(block.tensors, StackedTensors):  # gate and up features in turn
-        parts[block.tensors.gate_up] = LayerPart((range(2 * inner.start, 2 * inner.stop),))
-        return parts | {block.tensors.down: LayerPart(columns=inner)}
+        return parts | _dense_parts(block, rank, ranks, BLOCK_COLUMNS)
+    if block.shared is not None:
+        parts |= _dense_parts(block.shared.block, rank, ranks, SHARED_COLUMNS)
+    inner, names = equal_part(block.inner, rank, ranks, EXPERT_COLUMNS), block.tensors
+    if isinstance(names, StackedTensors):
+        in_turn = (range(2 * inner.start, 2 * inner.stop),)
+        gate_up = in_turn if names.in_turn else (inner, _shift(inner, block.inner))
+        return parts | {names.gate_up: LayerPart(gate_up), names.down: LayerPart(columns=inner)}
     for number in range(block.count):
-        parts |= {name: LayerPart((inner,)) for name in block.tensors.gate_up(number)}
-        parts[block.tensors.down(number)] = LayerPart(columns=inner)
+        parts |= {name: LayerPart((inner,)) for name in names.gate_up(number)}
+        parts[names.down(number)] = LayerPart(columns=inner)
     return parts
+
+
+def _dense_parts(block: Dense, rank: int, ranks: int, what: str) -> dict[str, LayerPart]:
+    inner = equal_part(block.inner, rank, ranks, what)
+    gate_up = (inner,) if len(block.gate_up) > 1 else (inner, _shift(inner, block.inner))
+    parts = {f"{block.name}.{name}": LayerPart(gate_up) for name in block.gate_up}
+    return parts | {f"{block.name}.{block.down}": LayerPart(columns=inner)}
 
 
 def _head_rows(mixer: Attention, rank: int, ranks: int) -> tuple[range, range, range]:
     """The features of the rank's heads among all queries, keys and values."""
-    heads = equal_part(mixer.q_heads, rank, ranks, "attention heads")
+    heads = equal_part(mixer.q_heads, rank, ranks, HEADS)
     kv_heads = held_kv_heads(mixer.kv_heads, rank, ranks)
     q, kv = (range(part.start * mixer.head_dim, part.stop * mixer.head_dim) for part in (heads, kv_heads))
     return q, kv, kv
@@ -129,10 +135,11 @@ def _head_rows(mixer: Attention, rank: int, ranks: int) -> tuple[range, range, r
 
 def _heads(prefix: str, mixer: Attention, rank: int, ranks: int) -> dict[str, TensorPart]:
     """The parts of norms over all query heads and all key heads."""
-    if not (mixer.qk_norm and mixer.joins_heads):
+    if not (mixer.qk_norm and mixer.joins_heads) or mixer.qk_norm_names is None:
         return {}
-    queries, keys, _ = _head_rows(mixer, rank, ranks)
-    return {f"{prefix}{name}_norm.weight": TensorSlice(0, (rows,)) for name, rows in (("q", queries), ("k", keys))}
+    rows = _head_rows(mixer, rank, ranks)[:2]
+    names = zip(mixer.qk_norm_names, rows, strict=True)
+    return {f"{prefix}{name}.weight": TensorSlice(0, (heads,)) for name, heads in names}
 
 
 def _linear(
@@ -153,12 +160,12 @@ def _linear(
     return parts
 
 
-def _stack(config: DecoderSpec, name: str, part: LayerPart, rank: int) -> dict[str, TensorPart]:
-    stored = config.formats.stacks
+def _stack(config: DecoderSpec, prefix: str, stack: Stack, part: LayerPart, rank: int) -> dict[str, TensorPart]:
+    name, stored = prefix + stack.name, config.formats.stacks
+    whole = TensorAxes(Axis(2), Axis(1)) if stack.columns_first else TensorAxes(Axis(1), Axis(2))
     parts: dict[str, TensorPart] = {}
-    size = (0, 0)  # of the last block, which is never shorter
-    for end, axes in (_STACKS if stored is None else stored.axes()).items():
-        if (cut := slice_tensor(f"{name}{end}", axes, size, part)) is not None:
+    for end, axes in ({"": whole} if stored is None else stored.axes()).items():
+        if (cut := slice_tensor(f"{name}{end}", axes, (stack.features, stack.columns), part)) is not None:
             parts[f"{name}{end}"] = cut
     if part.features is not None:
         parts[f"{name}_bias"] = TensorSlice(1, part.features)
