@@ -1,4 +1,4 @@
-"""Every pair of features, each way that a request can take: `python -m bench combinations --seeds 9`.
+"""Every pair of features, each way that a request can take: `python -m bench combinations --seeds 3`.
 
 Each seed is another set of rows that covers every pair of values, and every row goes all ways. A cell is equal to
 the same request in one process that does nothing else, or it is refused by field. The run writes
@@ -46,7 +46,7 @@ LoRA, speculation and several ranks do not exist yet. MXFP4 is not among the wei
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench combinations", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=9, metavar="N", help="sets of rows")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="sets of rows")
     parser.add_argument("--resume", action="store_true", help="keep what is recorded and good, run the rest")
     parser.add_argument("--check", action="store_true", help="compare plan, results and page; run nothing")
     options = parser.parse_args()

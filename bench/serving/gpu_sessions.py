@@ -6,8 +6,8 @@ The loads, targets and figures are those of `sessions_predicted`, which predicts
 worker have a GPU each, `never` has two decode workers. Llama-3.1-8B's shape with random bf16 weights, token ids in, one
 closed loop of clients. Each mode has a gateway of its own; no two loads share a prompt, so caches are cold.
 
-With `--paced` workers compute nothing and take an H200's times, so that gateways, schedulers and hand-overs of this load
-can be watched on a machine without GPUs.
+With `--paced` workers compute nothing and take an H200's times, so that gateways, schedulers and hand-overs can be
+watched under this load on a machine without GPUs.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ PACED: Final = PacedTimes(
     ),
     kv_capacity_tokens=64 * 13_000,
 )
+LINKED_S: Final = 1.0
+"""A gateway is routable with its first worker; by then it is linked to all."""
 TIMEOUT_S: Final = 300.0
 COLUMNS: Final = (
     *("load", "mode", "turns", "refused", "ideal %", "within %", "later within %", "sessions %", "TTFT p50"),
@@ -164,6 +166,7 @@ def main() -> None:
                             targets[min(number, len(targets) - 1)] for targets in (options.ttft, options.tpot)
                         )
                         service.serve(Point("sessions", mode, 1e3 * tpot_s, 0.0), (f"--slo-ttft-s={ttft_s}",))
+                        time.sleep(LINKED_S)
                         is_named = load.name == "two-gpus"
                         limits = LoopLimits(
                             *(None if is_named else options.users, None, options.think_scale),
@@ -184,7 +187,9 @@ def _service(folder: Path, mode: str, options: Any) -> PlacedWorkers:
     here = folder / mode
     here.mkdir()
     is_gpu = torch.cuda.is_available()
-    worker_flags = ("--dtype=bfloat16", "--device=cuda") if is_gpu else ("--dtype=float32", "--device=cpu")
+    worker_flags: tuple[str, ...] = (
+        ("--dtype=bfloat16", "--device=cuda") if is_gpu else ("--dtype=float32", "--device=cpu")
+    )
     if options.paced:
         times = here / "times.json"
         times.write_bytes(msgspec.json.encode(PACED))

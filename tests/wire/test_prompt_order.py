@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_wire.rules.gateway_rounds import HeldRank, Urgency
-from baton_wire.rules.prompt_order import BEGIN_SHARE, PromptOrder, _Timed
+from baton_wire.rules.prompt_order import BEGIN_SHARE, PATIENCE, PromptOrder, _Timed
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 3), st.booleans()), min_size=1, max_size=60), st.floats(0.1, 2))
@@ -18,14 +18,17 @@ def test_the_nearest_target_goes_first_and_late_prompts_last(
 ) -> None:
     order: PromptOrder[int] = PromptOrder(ttft_s)
     starts: dict[int, float] = {}
+    late_keys: dict[int, float] = {}
     now, by_s = 0.0, BEGIN_SHARE * ttft_s
     for number, (seconds, own_s, is_push) in enumerate(steps):
         now += seconds
         if is_push:
             order.push(number, now, own_s)
             starts[number] = now + (by_s if own_s > by_s else by_s - own_s)
+            late_keys[number] = now + PATIENCE * own_s
         elif starts:
-            expected = min(starts, key=lambda each: (starts[each] < now, starts[each], each))
+            keys = {each: late_keys[each] if starts[each] < now else starts[each] for each in starts}
+            expected = min(starts, key=lambda each: (starts[each] < now, keys[each], each))
             assert order.first(now) == order.pop() == expected
             del starts[expected]
         assert len(order) == len(starts)
@@ -123,11 +126,28 @@ def test_who_was_set_aside_is_late_in_the_end() -> None:
     assert [(order.first(0.06, 1), order.pop())[1] for _ in range(len(order))] == [1, 3, 2, 0]
 
 
-def test_of_all_who_became_late_unseen_the_first_to_be_late_goes_first() -> None:
+def test_of_late_prompts_the_shorter_goes_first() -> None:
     order = ordered([(0.05, 0.20), (0.10, 0.1), (0.15, 0.1)])
     order.first(0.0, 1)
     assert len(order._deferred) == 1
-    assert [(order.first(0.5, 1), order.pop())[1] for _ in range(len(order))] == [0, 1, 2]
+    assert [(order.first(0.5, 1), order.pop())[1] for _ in range(len(order))] == [1, 2, 0]
+
+
+def test_a_late_next_turn_does_not_wait_for_a_backlog_of_first_turns() -> None:
+    order: PromptOrder[str] = PromptOrder(2.0)
+    for number in range(20):
+        order.push(f"first {number}", 0.0, 0.8)
+    order.push("next", 6.0, 0.06)
+    assert order.first(9.0) == "next"
+
+
+def test_a_late_long_prompt_waits_for_shorter_ones_only_so_long() -> None:
+    order: PromptOrder[str] = PromptOrder(2.0)
+    order.push("long", 0.0, 0.8)
+    for arrival_s in (0.0, 10.0, 29.0, 33.0):
+        order.push(f"at {arrival_s:g}", arrival_s, 0.06)
+    taken_in_order = [(order.first(60.0), order.pop())[1] for _ in range(len(order))]
+    assert taken_in_order == ["at 0", "at 10", "at 29", "long", "at 33"]
 
 
 def shared(tenants: list[tuple[str, float, float, int]]) -> list[str]:
@@ -166,7 +186,7 @@ def test_the_longest_of_whoever_has_most_in_line_goes(waiting: list[tuple[float,
     order: PromptOrder[int] = PromptOrder(None)
     line: list[int] = []
     for number, (start_s, own_s, tenant) in enumerate(waiting):
-        order._in_time.append(_Timed(start_s, number, own_s, number, tenant, weights[tenant]))
+        order._in_time.append(_Timed(start_s, number, own_s, number, tenant, weights[tenant], 0.0))
         line.append(number)
         while number in line and sum(waiting[waits][1] for waits in line if waits != number) > start_s:
             work = {name: sum(waiting[waits][1] for waits in line if waiting[waits][2] == name) for name in weights}

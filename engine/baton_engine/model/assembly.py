@@ -134,7 +134,8 @@ def _assemble_layer(
     return DecoderLayer(
         qkv=qkv,
         key_value=key_value,
-        head_norms=reader.head_norms(attention, rows, mixer.head_dim) if has_head_norms else None,
+        head_norms=reader.head_norms(attention, rows, mixer) if has_head_norms else None,
+        query_factor=reader.query_factor(attention, mixer),
         output=output,
         mlp_norm=mlp_norm,
         mlp=mlp,

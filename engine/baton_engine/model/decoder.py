@@ -42,6 +42,8 @@ class DecoderLayer:
     key_value: Projection | None
     """K and V alone, for rows that need no more: of the last layer, on a GPU or where products are compiled."""
     head_norms: HeadNorms | None
+    query_factor: Tensor | None
+    """[head_dim] float32 that rotated queries are multiplied with."""
     output: Projection  # q_heads · head_dim → hidden_size
     mlp_norm: RmsNorm
     mlp: Projection
@@ -55,11 +57,22 @@ class DecoderLayer:
     sinks: Tensor | None
     """[q_heads] float32."""
 
+    def scaled(self, q: Tensor) -> Tensor:
+        """Rotated queries [T, q_heads, head_dim] as they meet the keys; `q` may be overwritten."""
+        return q if self.query_factor is None else q.mul_(self.query_factor)
+
 
 def _kind(layer: DecoderLayer) -> tuple[object, ...]:
     """Layers that are alike in it launch the same kernels."""
-    parts = (layer.qkv, layer.head_norms, layer.output, layer.mlp_norm, layer.mlp, layer.next_norm, layer.sinks)
-    return (*(type(part) for part in parts), layer.rope, layer.scale, layer.window is None, layer.place.kv_group)
+    blocks = (layer.qkv, layer.output, layer.mlp_norm, layer.mlp, layer.next_norm)
+    optional = (layer.head_norms, layer.query_factor, layer.sinks)
+    return (
+        *(type(part) for part in (*blocks, *optional)),
+        layer.rope,
+        layer.scale,
+        layer.window is None,
+        layer.place.kv_group,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +129,10 @@ class Decoder:
                     again, nowhere = layer.qkv(plain(x).index_select(0, ending.rows)), torch.full_like(ending.rows, -1)
                     unplaced = self._place(rows.positions.index_select(0, ending.rows), nowhere)
                     q = rope_kv_write(again, kv, unplaced[layer.rope], self.num_q_heads, layer.head_norms)
+                q = layer.scaled(q)
                 attended = paged_decode_attention(q, kv, ending.attention, layer.scale, layer.window, sinks=layer.sinks)
             else:
-                attended = attend(q, kv, groups[at.kv_group], layer.scale, layer.window, layer.sinks)
+                attended = attend(layer.scaled(q), kv, groups[at.kv_group], layer.scale, layer.window, layer.sinks)
             x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
             x, residual = layer.next_norm.after(layer.mlp, x, residual)
             if self.ring is not None:

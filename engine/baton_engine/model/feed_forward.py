@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from baton_engine.model.layers.experts import CorrectedRouter, Router, SeparateExperts, StackedExperts, WithSharedExpert
+from baton_engine.model.layers.experts import (
+    CorrectedRouter,
+    InputScaledExperts,
+    Router,
+    SeparateExperts,
+    StackedExperts,
+    WithSharedExpert,
+)
 from baton_engine.model.layers.linear import Linear, Projection, QuantisedLinear
 from baton_engine.model.layers.mlp import OtherGate, gated_mlp
 from baton_engine.model.layers.norm import PackedNorm, RmsNorm, no_norm
@@ -36,13 +43,13 @@ def assemble_feed_forward(layer: LayerSpec, reader: ParameterReader, prefix: str
         norm = no_norm().norm if name is None else reader.own_norm(f"{prefix}{name}.weight")
         return _with_shared(block, reader, prefix), norm
     packed = reader.norm(prefix, name)
-    return _dense(block, reader, f"{prefix}mlp.", packed), packed.norm
+    return _dense(block, reader, prefix, packed), packed.norm
 
 
 def _dense(block: Dense, reader: ParameterReader, prefix: str, norm: PackedNorm) -> Projection:
-    silu = isinstance(block.gate, SiluGate)
-    gate_up = reader.linear(prefix, *block.gate_up, has_bias=block.bias, norm=norm, gated=silu)
-    down = reader.linear(prefix, "down_proj", has_bias=block.bias)
+    silu, within = isinstance(block.gate, SiluGate), f"{prefix}{block.name}."
+    gate_up = reader.linear(within, *block.gate_up, has_bias=block.bias, norm=norm, gated=silu)
+    down = reader.linear(within, block.down, has_bias=block.bias)
     return gated_mlp(_with_gate(gate_up, block.gate), down, block.inner)
 
 
@@ -51,19 +58,21 @@ def _with_gate(gate_up: Linear, gate: Gate) -> Linear:
 
 
 def _with_shared(block: Experts, reader: ParameterReader, prefix: str) -> Projection:
-    experts, shared = _experts(block, reader, prefix), block.shared
+    chosen, shared = _experts(block, reader, prefix), block.shared
+    experts = InputScaledExperts(chosen) if block.scales_inputs else chosen
     if shared is None:
         return experts
     gate = None if shared.gate is None else reader.tensor(f"{prefix}{shared.gate}.weight")
-    return WithSharedExpert(experts, _dense(Dense(shared.inner), reader, f"{prefix}{shared.name}.", no_norm()), gate)
+    return WithSharedExpert(experts, _dense(shared.block, reader, prefix, no_norm()), gate)
 
 
 def _router(experts: Experts, reader: ParameterReader, prefix: str) -> Router | CorrectedRouter:
     name, corrected = f"{prefix}{experts.router}", experts.corrected
     if corrected is not None:
-        bias, weight = reader.exact(prefix + corrected.bias).flatten(), reader.exact(f"{name}.weight")
-        correction = Correction(corrected.groups, corrected.groups_per_token, corrected.scale)
-        return CorrectedRouter(weight, bias, experts.per_token, experts.normalised, correction)
+        bias = None if corrected.bias is None else reader.exact(prefix + corrected.bias).flatten()
+        groups = corrected.groups, corrected.groups_per_token
+        correction = Correction(*groups, corrected.scale, corrected.is_softmax, corrected.least_sum)
+        return CorrectedRouter(reader.exact(f"{name}.weight"), bias, experts.per_token, experts.normalised, correction)
     bias_or_none = reader.tensor(f"{name}.bias") if experts.router_bias else None
     arrived = torch.zeros(1, dtype=torch.int32, device=reader.device)
     return Router(reader.tensor(f"{name}.weight"), bias_or_none, experts.per_token, experts.normalised, arrived)
@@ -73,6 +82,16 @@ def _experts(experts: Experts, reader: ParameterReader, prefix: str) -> StackedE
     router = _router(experts, reader, prefix)
     names, numbers = experts.tensors, range(experts.count)
     is_fast = reader.device.type != "cpu" and reader.dtype == torch.bfloat16
+    if isinstance(names, StackedTensors) and not names.has_biases:
+        gate_up, down = _plain_stacks(names, reader, prefix)
+        if is_fast:
+            return StackedExperts(router, PlainStacks(gate_up, down))
+        pack = reader.method.pack
+        return SeparateExperts(
+            router,
+            tuple(pack(gate_up[n], None, None, True) for n in numbers),
+            tuple(pack(down[n], None) for n in numbers),
+        )
     if isinstance(names, StackedTensors):
         if is_fast and isinstance(experts.gate, ClampedGate):
             streams = streams_mxfp4(reader.device, router.weight.shape[1], experts.inner)
@@ -120,6 +139,13 @@ def _quantised_stacks(
     gate_up = stack(2, [names.gate_up(number) for number in numbers])
     down = stack(1, [(names.down(number),) for number in numbers]) if gate_up is not None else None
     return None if gate_up is None or down is None else QuantisedStacks(gate_up, down)
+
+
+def _plain_stacks(names: StackedTensors, reader: ParameterReader, prefix: str) -> tuple[Tensor, Tensor]:
+    """Read gate_up, the gate first, and down, both [experts, features, columns]."""
+    stacks = [reader.tensor(prefix + name) for name in (names.gate_up, names.down)]
+    gate_up, down = (stack.transpose(1, 2).contiguous() if names.columns_first else stack for stack in stacks)
+    return gate_up, down
 
 
 def _stacks(names: StackedTensors, reader: ParameterReader, prefix: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:

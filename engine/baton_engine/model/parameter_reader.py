@@ -66,17 +66,28 @@ class ParameterReader:
         """A norm of its own, with nothing folded into the layers around it."""
         return WeightedRmsNorm(self.norm_weight(name), self.norm_eps)
 
-    def head_norms(self, prefix: str, rows: Sequence[int] | None, head_dim: int) -> HeadNorms:
+    def head_norms(self, prefix: str, rows: Sequence[int] | None, mixer: Attention) -> HeadNorms:
         """The norms of query and key heads, their dimensions in the order of the weights' `rows` (`rotated_rows`)."""
-        q, k = (self.norm_weight(f"{prefix}{name}_norm.weight") for name in ("q", "k"))
+        if mixer.qk_norm_names is None or mixer.norms_after_rotation:
+            ones = torch.ones(mixer.head_dim, dtype=self.dtype, device=self.device)
+            return HeadNorms(ones, ones.clone(), self.norm_eps)
+        q, k = (self.norm_weight(f"{prefix}{name}.weight") for name in mixer.qk_norm_names)
         if rows is not None:
-            q, k = (weight[list(rows[:head_dim])] for weight in (q, k))
+            q, k = (weight[list(rows[: mixer.head_dim])] for weight in (q, k))
         return HeadNorms(q, k, self.norm_eps)
+
+    def query_factor(self, prefix: str, mixer: Attention) -> Tensor | None:
+        """[head_dim] float32 that rotated queries are multiplied with: the weights of both norms that come after the
+        rotation. In a product of a query and a key each pair of their weights is one factor, so keys need none."""
+        if not mixer.norms_after_rotation or mixer.qk_norm_names is None:
+            return None
+        q, k = (self.exact(f"{prefix}{name}.weight") for name in mixer.qk_norm_names)
+        return q * k
 
     def jointly_normed(self, prefix: str, mixer: Attention, qkv: Projection, has_queries: bool) -> JointlyNormed:
         """The projection of queries, keys and values, or of the last two, with the norms of `joins_heads`."""
         rows, width = rotated_rows(mixer), mixer.q_width
-        q, k = (self.norm_weight(f"{prefix}{name}_norm.weight") for name in "qk")
+        q, k = (self.norm_weight(f"{prefix}{name}.weight") for name in mixer.qk_norm_names or ())
         if rows is not None:
             q, k = q[rows[:width]], k[[row - width for row in rows[width : width + mixer.kv_width]]]
         q_norm = WeightedRmsNorm(q, self.norm_eps) if has_queries else None

@@ -106,7 +106,9 @@ def _unquantised_modules(config: DecoderSpec) -> list[str]:
             if experts.shared is not None and experts.shared.gate is not None:
                 modules.append(layer_prefix(number) + experts.shared.gate)
             if isinstance(experts.tensors, StackedTensors):
-                modules.append(layer_prefix(number) + experts.tensors.gate_up.rpartition(".")[0])
+                modules.append(
+                    layer_prefix(number) + experts.tensors.gate_up.removesuffix(".weight").rpartition(".")[0]
+                )
     return modules
 
 

@@ -17,12 +17,13 @@ from torch import Tensor
 from baton_engine.grammars.token_masks import TokenMasks
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.layers.attention import LastRows, StepRows
-from baton_engine.model.layers.experts import StackedExperts, WithSharedExpert
+from baton_engine.model.layers.experts import InputScaledExperts, StackedExperts, WithSharedExpert
 from baton_engine.model.layers.linear import Projection
 from baton_engine.model.layers.norm import NormedProjection, ScaledProjection
 from baton_engine.running.sampler import Sampler
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
+from baton_kernels.experts.expert_inputs import Routing
 from baton_kernels.experts.experts import launched_tokens
 from baton_kernels.sampling.penalties import apply_penalties
 from baton_kernels.sampling.sampling_inputs import Penalties
@@ -84,12 +85,20 @@ def run_experts(block: Projection, most_tokens: int) -> None:
     """Launch all kernels that a mixture may use for up to `most_tokens` tokens."""
     while isinstance(block, NormedProjection | ScaledProjection):
         block = block.projection
-    stacked = block.experts if isinstance(block, WithSharedExpert) else block
+    block = block.experts if isinstance(block, WithSharedExpert) else block
+    stacked = block.experts if isinstance(block, InputScaledExperts) else block
     if not isinstance(stacked, StackedExperts):
         return
     router = stacked.router  # whose weight may be float32: experts in stacks are always multiplied in bfloat16
-    for tokens in launched_tokens(router.weight.shape[0], router.per_token, most_tokens):
-        stacked(torch.zeros(tokens, router.weight.shape[1], dtype=torch.bfloat16, device=router.weight.device))
+    count, per_token, device = router.weight.shape[0], router.per_token, router.weight.device
+    if isinstance(block, InputScaledExperts):  # a row for each expert of a token
+        most_tokens, per_token = most_tokens * per_token, 1
+    for tokens in launched_tokens(count, per_token, most_tokens):
+        rows = torch.zeros(tokens, router.weight.shape[1], dtype=torch.bfloat16, device=device)
+        if isinstance(block, InputScaledExperts):
+            stacked.routed(rows, Routing(torch.ones(tokens, 1, device=device), torch.zeros_like(rows[:, :1]).long()))
+        else:
+            stacked(rows)
 
 
 def _run_draws(model: Decoder, vocab_size: int, device: torch.device, draws: Sequence[SamplingParams]) -> None:

@@ -90,6 +90,8 @@ class HeldRuns:
         self._tpot_s: float | None = None
         """The latest request's; all requests of a deployment have the same targets."""
         self._queues: dict[PairFingerprint, PromptOrder[Held]] = {}
+        self._unmeasured: set[PairFingerprint] = set()
+        """Revisions that held runs before a worker's speed was known, so without their durations."""
         self._urgent: dict[PairFingerprint, Urgency] = {}
         """The most urgent run of each queue, as of the last check."""
         self._pieces: dict[int, deque[Held]] = {}
@@ -107,6 +109,11 @@ class HeldRuns:
             yield from queue
         for pieces in self._pieces.values():
             yield from pieces
+
+    def num_in_time(self, fingerprint: PairFingerprint | None) -> int:
+        """The number of the revision's runs that wait for prefill workers and are not late."""
+        queue = None if fingerprint is None else self._queues.get(fingerprint)
+        return 0 if queue is None else queue.num_in_time
 
     def holds(
         self, live: LiveRequest, action: PickRoute, route: Route | Problem, ttft_s: float, tpot_s: float | None = None
@@ -126,6 +133,8 @@ class HeldRuns:
             return False
         queue = self._queues.setdefault(fingerprint, PromptOrder(ttft_s))
         tenant, self._loads[fingerprint] = live.tenant, self._router.load_of(live)
+        if not self._is_measured(fingerprint):
+            self._unmeasured.add(fingerprint)
         queue.push((live, action), live.life.arrived_s, route.own_s, tenant.name, tenant.weight)
         self._urgent[fingerprint] = queue.urgency()
         self._rounds.announce(self._urgent, asyncio.get_running_loop().time())
@@ -216,14 +225,34 @@ class HeldRuns:
         for fingerprint, queue in list(self._queues.items()):
             if is_due:
                 queue.drop_late(lambda held: held[0].life.stage is Stage.ENDED)
+            if fingerprint in self._unmeasured:
+                queue = self._measured(fingerprint, queue)
             self._release_in_turn(fingerprint, queue, now, own_prefill(self._table.views(), fingerprint))
             if not queue:
                 self._queues.pop(fingerprint, None)
                 self._urgent.pop(fingerprint, None)
                 self._loads.pop(fingerprint, None)
+                self._unmeasured.discard(fingerprint)
         self._rounds.announce(self._urgent, now)
         self._release_pieces()
         self._check_later()
+
+    def _is_measured(self, fingerprint: PairFingerprint) -> bool:
+        """Return whether the speed of any of the revision's workers is known."""
+        return any(worker.token_s for worker in self._table.views() if worker.fingerprint == fingerprint)
+
+    def _measured(self, fingerprint: PairFingerprint, queue: PromptOrder[Held]) -> PromptOrder[Held]:
+        """The queue in the order of the runs' durations, once a worker's first report tells them."""
+        if not self._is_measured(fingerprint):
+            return queue
+        self._unmeasured.discard(fingerprint)
+        ordered: PromptOrder[Held] = PromptOrder(self._ttft_s)
+        for live, action in sorted(queue, key=lambda held: held[0].life.arrived_s):
+            route, tenant = self._router.choose(live, action), live.tenant
+            own_s = route.own_s if isinstance(route, Route) else 0.0
+            ordered.push((live, action), live.life.arrived_s, own_s, tenant.name, tenant.weight)
+        self._queues[fingerprint] = ordered
+        return ordered
 
     def _release_in_turn(
         self, fingerprint: PairFingerprint, queue: PromptOrder[Held], now: float, workers: float

@@ -12,6 +12,8 @@ from baton_wire.rules.prompt_placement import PrefillSide, prompts_s
 
 FULL_S = 0.1
 """A shorter wait for slots may only be the wait for the next step."""
+UNMEASURED_TOKENS = 2_048
+"""Prompt tokens that a worker of unknown speed is sent: about one step. Its first report says how fast it is."""
 APART_S = 5.0
 """A worker whose own queue takes this much longer than another's is stuck, or reports wrongly."""
 
@@ -43,12 +45,14 @@ class PoolService:
 def is_backed_up(
     workers: Sequence[WorkerView], fingerprint: PairFingerprint, ttft_s: float, tpot_s: float | None = None
 ) -> bool:
-    """Return whether every prefill worker of the revision has as much work as a prompt may find; False if unknown.
+    """Return whether every prefill worker of the revision has as much work as a prompt may find.
 
-    A worker that has computed nothing yet is assumed to be as fast as the others. One that also decodes computes
-    prompts in pieces that keep `tpot_s`.
+    A worker that has computed nothing yet is assumed to be as fast as the others; if none has, a worker that was sent
+    `UNMEASURED_TOKENS` has enough. One that also decodes computes prompts in pieces that keep `tpot_s`.
     """
     usable = _usable(workers, Role.PREFILL, fingerprint)
+    if usable and not any(worker.token_s for worker in usable):
+        return all(worker.load_tokens > UNMEASURED_TOKENS for worker in usable)
     return bool(usable) and all(_work_s(worker, usable, tpot_s) > busy_s(ttft_s) for worker in usable)
 
 

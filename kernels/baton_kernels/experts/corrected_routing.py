@@ -1,6 +1,6 @@
-"""A router that chooses experts by corrected scores: sigmoids of logits plus a bias for each expert, perhaps within
-the best groups of experts. Shares in the sum are made from the scores alone (DeepSeek-V3, arXiv 2412.19437, section
-2.1.2).
+"""A router that chooses experts by corrected scores: sigmoids or a softmax of logits, plus a bias for each expert,
+perhaps within the best groups of experts. Shares in the sum are made from the scores alone (DeepSeek-V3, arXiv
+2412.19437, section 2.1.2).
 
 Plain operations of torch on every device. Bytes: E·H weights; T·E scores are read some ten times.
 """
@@ -13,20 +13,20 @@ from torch.nn import functional
 
 from baton_kernels.experts.expert_inputs import Correction, Routing
 
-LEAST_SUM = 1e-20
-"""Sum of scores below which shares are no longer made to add up to 1."""
-
 
 def route_corrected(
-    x: Tensor, weight: Tensor, bias: Tensor, per_token: int, normalised: bool, correction: Correction
+    x: Tensor, weight: Tensor, bias: Tensor | None, per_token: int, normalised: bool, correction: Correction
 ) -> Routing:
-    """Route x [T, H] by weight [E, H] and bias [E], both float32, computing in float32. Of equals the lowest number."""
-    scores = functional.linear(x.float(), weight).sigmoid()
-    order = _within_groups(scores + bias, correction).sort(dim=-1, descending=True, stable=True).indices
+    """Route x [T, H] by weight [E, H] and bias [E], both float32, computing in float32. Of equals the lowest number.
+    Without a bias the logits choose: large ones have equal sigmoids."""
+    logits = functional.linear(x.float(), weight)
+    scores = logits.softmax(-1) if correction.is_softmax else logits.sigmoid()
+    corrected = logits if bias is None else scores + bias
+    order = _within_groups(corrected, correction).sort(dim=-1, descending=True, stable=True).indices
     experts = order[:, :per_token].contiguous()
     shares = scores.gather(1, experts)
     if normalised:
-        shares = shares / shares.sum(-1, keepdim=True).clamp(min=LEAST_SUM)
+        shares = shares / shares.sum(-1, keepdim=True).clamp(min=correction.least_sum)
     return Routing(shares * correction.scale, experts)
 
 

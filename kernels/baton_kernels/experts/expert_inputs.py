@@ -39,6 +39,10 @@ class Correction:
     """Groups that a token may take experts of."""
     scale: float
     """Factor of all shares."""
+    is_softmax: bool = False
+    """True: scores are a softmax over all experts; False: sigmoids of logits."""
+    least_sum: float = 1e-20
+    """Sum of the chosen scores below which shares no longer add up to 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from baton_engine.model.loading import load_model
 from baton_testing.engine.models import FAMILIES, TINY, write_random_model
 from baton_wire.models.errors import ModelConfigError, ModelError
+from baton_wire.models.families.model_types import FAMILIES as FAMILIES_SERVED
+from baton_wire.models.families.unserved import UNSERVED
 from baton_wire.models.parsing import parse_spec
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -46,6 +48,41 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("granite", {"embedding_multiplier": "12"}, 'embedding_multiplier: "12"'),
     ("granite", {"sliding_window": 24}, "sliding_window: 24.*absent"),
     ("seed-oss", {"attention_out_bias": "no"}, "attention_out_bias.*true or false"),
+    ("ernie4.5", {"sliding_window": 24}, "sliding_window: 24.*absent"),
+    ("ernie4.5", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
+    ("ernie4.5-moe", {"use_bias": True}, "use_bias: true.*false"),
+    ("ernie4.5-moe", {"moe_k": 7}, "moe_k: 7.*to 6"),
+    ("ernie4.5-moe", {"moe_gate": "sinkhorn"}, "moe_gate.*sinkhorn.*topk"),
+    ("ernie4.5-moe", {"moe_norm_min": 0}, "moe_norm_min: 0.*above 0"),
+    ("ernie4.5-moe", {"moe_num_experts": [64, 64]}, r"moe_num_experts: \[64, 64\].*an integer"),
+    ("hunyuan", {"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 2.0}}, "rope_type.*yarn.*llama3"),
+    ("hunyuan", {"rope_parameters": {**ROPE, "alpha": 2.0}}, "rope_parameters.alpha: 2.0"),
+    ("hunyuan", {"rope_parameters": {**ROPE, "rope_type": "dynamic", "alpha": 0}}, "rope_parameters.alpha: 0.*above"),
+    ("hunyuan", {"use_qk_norm": False}, "use_qk_norm: false"),
+    ("hunyuan", {"use_cla": True}, "use_cla: true.*keys and values of its own"),
+    ("hunyuan", {"head_dim": 2}, "head_dim: 2.*from 4"),
+    ("hunyuan", {"attention_head_dim": 64}, "attention_head_dim: 64.*32"),
+    ("hunyuan-moe", {"moe_topk": [3, 2, 3]}, r"moe_topk: \[3, 2, 3\].*3 in every layer"),
+    ("hunyuan-moe", {"moe_topk": [7, 7, 7]}, "moe_topk.*from 1 to 6"),
+    ("hunyuan-moe", {"moe_topk": []}, r"moe_topk: \[\]"),
+    ("hunyuan-moe", {"num_shared_expert": [1, 2, 1]}, "num_shared_expert.*1 in every layer"),
+    ("hunyuan-moe", {"moe_intermediate_size": 16}, "moe_intermediate_size: 16.*80 in every layer"),
+    ("hunyuan-moe", {"use_mixed_mlp_moe": False}, "use_mixed_mlp_moe: false"),
+    ("hunyuan-moe", {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped: 1"),
+    ("llama4", {"layer_types": ["sliding_attention"] * 4}, "layer_types.*chunked_attention or full_attention"),
+    ("llama4", {"moe_layers": [4]}, r"moe_layers: \[4\].*0 to 3"),
+    ("llama4", {"no_rope_layers": [1, 2, 1, 0]}, "no_rope_layers.*each 1"),
+    ("llama4", {"no_rope_layers": [1]}, "no_rope_layers.*4 entries"),
+    ("llama4", {"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 2.0}}, "rope_type.*yarn.*llama3"),
+    ("llama4", {"attention_chunk_size": 0}, "attention_chunk_size: 0"),
+    ("llama4", {"floor_scale": 1}, "floor_scale: 1.*from 2"),
+    ("llama4", {"router_jitter_noise": 0.1}, "router_jitter_noise: 0.1"),
+    ("llama4", {"quantization_config": {"quant_method": "fp8"}}, 'quant_method: "fp8".*compressed-tensors'),
+    ("granite-moe", {"num_experts_per_tok": 7}, "num_experts_per_tok: 7.*to 6"),
+    ("granite-moe-shared", {"shared_intermediate_size": -1}, "shared_intermediate_size: -1"),
+    ("granite-4-dense", {"layer_types": ["mamba", "attention", "mamba"]}, "layer_types.*Mamba layers are not served"),
+    ("granite-4-dense", {"layer_types": None}, "layer_types|layers_block_type"),
+    ("granite-4-dense", {"position_embedding_type": "alibi"}, "position_embedding_type.*alibi.*rope or null"),
 ]
 
 
@@ -56,14 +93,46 @@ def test_a_field_that_would_be_computed_wrongly_is_refused(family: str, fields: 
         parse_spec({**TINY, **FAMILIES[family], **fields})
 
 
+def test_a_family_that_is_not_served_is_refused_with_its_reason_and_the_nearest_that_is() -> None:
+    for model_type, unserved in UNSERVED.items():
+        assert unserved.nearest in FAMILIES_SERVED
+        with pytest.raises(ModelConfigError) as raised:
+            parse_spec({**TINY, "model_type": model_type})
+        message = str(raised.value)
+        assert message.startswith(f'model_type: "{model_type}" is not supported')
+        assert unserved.parts in message
+        assert unserved.nearest in message
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "context"),
+    [
+        ({}, 256),
+        ({"attention_chunk_size": 100}, 100),
+        ({"floor_scale": 90}, 89),
+        ({"floor_scale": 90, "attn_temperature_tuning": False}, 256),
+        ({"floor_scale": 90, "no_rope_layers": [1, 1, 1, 1]}, 256),
+        ({"attention_chunk_size": 100, "layer_types": ["full_attention"] * 4}, 256),
+        ({"attention_chunk_size": 100, "no_rope_layers": [0, 0, 0, 0]}, 256),
+    ],
+)
+def test_contexts_of_llama_4_end_with_the_first_chunk(fields: dict[str, Any], context: int) -> None:
+    spec = parse_spec({**TINY, **FAMILIES["llama4"], **fields})
+    assert spec.context_within(None) == context
+    with pytest.raises(ModelConfigError, match=f"max_context_tokens: {context + 1}.*1 to {context}"):
+        spec.context_within(context + 1)
+
+
 BIASES = {
+    "ernie4.5-moe": "model.layers.1.mlp.moe_statics.e_score_correction_bias",
     "glm4-moe": "model.layers.1.mlp.gate.e_score_correction_bias",
     "minimax-m2": "model.layers.1.block_sparse_moe.e_score_correction_bias",
 }
 CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
     "missing": lambda bias: None,
-    "no number": lambda bias: bias.index_fill(0, torch.tensor([2]), torch.nan),
-    "too short": lambda bias: bias[:-1],
+    "no number": lambda bias: bias.index_fill(-1, torch.tensor([2]), torch.nan),
+    "too short": lambda bias: bias[..., :-1],
     "integers": lambda bias: bias.to(torch.int32),
 }
 

@@ -333,7 +333,7 @@ BAD: list[tuple[str, JsonObject, str]] = [
     (
         "llama3 frequencies the wrong way round",
         llama(rope_scaling={"rope_type": "llama3", **LLAMA3, "high_freq_factor": 0.5}),
-        r"high_freq_factor: 0.5.*above low_freq_factor \(1\)",
+        r"high_freq_factor: 0.5.*below low_freq_factor \(1\)",
     ),
     ("rope scaling as text", llama(rope_scaling="linear"), 'rope_scaling: "linear".*an object'),
     (

@@ -33,6 +33,7 @@ LLAMA31 = {**LLAMA3_ROPE, "rope_theta": 500_000.0, "original_max_position_embedd
         LINEAR_ROPE,
         LLAMA3_ROPE,
         LLAMA31,
+        {**LLAMA31, "high_freq_factor": 1.0},
         YARN_ROPE,
         {**YARN_ROPE, "truncate": False},
         {**YARN_ROPE, "beta_fast": 8.0, "beta_slow": 2.0},

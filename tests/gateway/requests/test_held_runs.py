@@ -18,7 +18,7 @@ from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute
 from baton_gateway.requests.tenant import DEFAULT_TENANT
-from baton_gateway.workers.pool_load import is_backed_up
+from baton_gateway.workers.pool_load import UNMEASURED_TOKENS, is_backed_up
 from baton_gateway.workers.route import Route
 from baton_gateway.workers.worker_view import WorkerView
 from baton_testing.gateway.fake_pool import FakePool
@@ -56,6 +56,8 @@ class Gate:
     def __init__(self, *views: WorkerView) -> None:
         self.pool, self.gone = list(views), list[int]()
         self.route = ROUTE
+        self.own_s: dict[int, float] = {}
+        """Durations of runs, where routes are chosen again."""
         self.announced: list[int | None] = []
         """Ranks of held prompts, as announced to the worker."""
         self.turn_in_s: float | None = 0.0
@@ -83,7 +85,8 @@ class Gate:
         return self.pool
 
     def choose(self, live: Any, action: PickRoute) -> Any:
-        return self.route
+        own_s = self.own_s.get(action.run[0])
+        return self.route if own_s is None else replace(self.route, own_s=own_s)
 
     def may_grow(self, live: Any, sequences: int) -> bool:
         return True
@@ -222,6 +225,19 @@ async def test_the_nearest_target_goes_first_and_late_runs_last() -> None:
     for number, age_s, own_s in ((1, 130, 1), (2, 120, 1), (3, 0, 10), (4, 10, 1), (5, 0, 50), (6, 60, 101), (7, 0, 0)):
         assert gate.holds(run(number), route=Route(b"prefill", b"decode", None, own_s=own_s), age_s=age_s)
     assert gate.free_one_at_a_time(7) == [5, 4, 3, 7, 6, 1, 2], "the sixth is so long that it would make others late"
+
+
+async def test_a_burst_before_any_prompt_was_measured_waits_for_the_first_report() -> None:
+    cold = view(0, token_s=None)
+    gate = Gate(cold)
+    assert not gate.holds(run(1), route=Route(b"prefill", b"decode", None, own_s=0.0))
+    gate.pool = [view(UNMEASURED_TOKENS + 1, token_s=None)]
+    for number, age_s in ((2, 0.2), (3, 0.1), (4, 0.0)):
+        assert gate.holds(run(number), route=Route(b"prefill", b"decode", None, own_s=0.0), age_s=age_s)
+    gate.held.release_ready()
+    assert gate.gone == [], "unknown is not idle"
+    gate.own_s = {2: 80.0, 3: 60.0, 4: 1.0}
+    assert gate.free_one_at_a_time(3) == [3, 4, 2], "the durations count once they are known: the longest is deferred"
 
 
 @pytest.mark.parametrize(("gateways", "order"), [(1, [1, 2, 3]), (2, [2, 3, 1])])

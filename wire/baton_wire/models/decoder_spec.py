@@ -34,10 +34,17 @@ class Attention:
     output_bias: bool = False
     qk_norm: bool = False
     """RMSNorm of queries and keys before the rotation."""
+    qk_norm_names: tuple[str, str] | None = ("q_norm", "k_norm")
+    """None: these norms have no weights."""
+    norms_after_rotation: bool = False
+    """True: the weights of these norms are applied after the rotation (Hunyuan)."""
     joins_heads: bool = False
     """True: one such norm over all query heads together and one over all key heads; False: of each head alone."""
     sinks: bool = False
     """One learnt logit for each query head, which takes part in the softmax without a key."""
+    even_positions: int | None = None
+    """Positions up to which this attention is the layer's. The layer treats later ones in another way (Llama 4: chunks,
+    and scaled queries), which is not computed: contexts end there."""
 
     @property
     def q_width(self) -> int:
@@ -71,13 +78,16 @@ Gate = SiluGate | GeluGate | ClampedGate
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """One gated feed-forward block. Names follow `mlp.`."""
+    """One gated feed-forward block."""
 
     inner: int
     gate: Gate = SiluGate()
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    """Two tensors, or one that holds the gate first."""
+    """Two tensors, or one that holds the gate first. Names follow that of the block, as `down`."""
     bias: bool = False
+    down: str = "down_proj"
+    name: str = "mlp"
+    """Name after the layer's prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,36 +109,44 @@ class ExpertTensors:
 
 @dataclass(frozen=True, slots=True)
 class StackedTensors:
-    """All experts of a layer in one tensor, [experts, columns, features], columns of gate and up in turn, with a bias
-    each (gpt-oss). Names follow the layer's prefix."""
+    """All experts of a layer in one tensor. Names follow the layer's prefix. By default as gpt-oss has them."""
 
     gate_up: str
     down: str
+    columns_first: bool = True
+    """True: [experts, columns, features]; False: [experts, features, columns]."""
+    in_turn: bool = True
+    """True: features of gate and up take turns; False: all of the gate come first."""
+    has_biases: bool = True
+    apart: ExpertTensors | None = None
+    """Names of the experts in checkpoints of compressed-tensors, if its tools write a tensor for each expert."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """One gated block with silu that every token takes, next to the experts that are chosen."""
+    """One gated block that every token takes, next to the experts that are chosen."""
 
-    inner: int
-    name: str
-    """Name after the layer's prefix."""
+    block: Dense
     gate: str | None = None
     """Linear layer of one feature, after the layer's prefix: the block is multiplied with its sigmoid."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectedChoice:
-    """Experts are chosen by score, the sigmoid of a logit, plus a bias; their shares come from the scores alone."""
+    """Experts are chosen by score plus a bias; their shares come from the scores alone."""
 
-    bias: str
-    """Tensor with a number for each expert, after the layer's prefix."""
+    bias: str | None
+    """Tensor with a number for each expert, after the layer's prefix. None: the greatest logits are chosen."""
     groups: int = 1
     """Groups of equally many experts; a group is as good as its two best experts."""
     groups_per_token: int = 1
     """Groups that a token may take experts of."""
     scale: float = 1.0
     """Factor of all shares."""
+    is_softmax: bool = False
+    """True: scores are a softmax over all experts; False: sigmoids of logits."""
+    least_sum: float = 1e-20
+    """Sum of the chosen scores below which shares no longer add up to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +166,8 @@ class Experts:
     corrected: CorrectedChoice | None = None
     """None: the greatest logits are chosen, and shares are a softmax."""
     shared: SharedExpert | None = None
+    scales_inputs: bool = False
+    """True: an expert's input is multiplied with its share, not its output."""
 
 
 FeedForward = Dense | Experts
@@ -233,8 +253,10 @@ class DecoderSpec:
 
     @property
     def max_context_tokens(self) -> int:
-        """Longest context that positions are made for. YaRN configs may state the length before extension."""
-        return max(rope.reach(self.max_position_embeddings) for rope in self.ropes)
+        """Longest context that positions are made for and that is computed. YaRN configs may state the length before
+        extension."""
+        reach = max(rope.reach(self.max_position_embeddings) for rope in self.ropes)
+        return min((reach, *(even for layer in self.layers if (even := layer.mixer.even_positions) is not None)))
 
     def context_within(self, asked: int | None) -> int:
         """The context to serve: what is asked for, or all that the model is made for. Raises ModelConfigError."""

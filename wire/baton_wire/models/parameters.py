@@ -52,6 +52,8 @@ class Stack:
     count: int
     features: int
     columns: int
+    columns_first: bool
+    has_bias: bool
 
 
 def layer_prefix(layer: int) -> str:
@@ -72,8 +74,7 @@ def expected_tensors(config: DecoderSpec) -> dict[str, TensorForm]:
             forms |= _linear(config, prefix, projection)
         for stack in stacks(layer, config.hidden_size):
             forms |= _stack(config, prefix, stack)
-        if layer.mixer.qk_norm:
-            forms |= _qk_norms(f"{prefix}self_attn.", layer.mixer)
+        forms |= _qk_norms(f"{prefix}self_attn.", layer.mixer)
         if layer.mixer.sinks:
             forms[prefix + SINKS] = _plain(layer.mixer.q_heads)
     forms[FINAL_NORM] = _plain(config.hidden_size)
@@ -89,7 +90,7 @@ def _routing(prefix: str, experts: Experts, hidden: int) -> dict[str, TensorForm
     forms = {f"{prefix}{experts.router}.weight": _plain(experts.count, hidden)}
     if experts.router_bias:
         forms[f"{prefix}{experts.router}.bias"] = _plain(experts.count)
-    if experts.corrected is not None:
+    if experts.corrected is not None and experts.corrected.bias is not None:
         forms[prefix + experts.corrected.bias] = TensorForm(((experts.count,), (1, experts.count)), UNQUANTISED)
     if experts.shared is not None and experts.shared.gate is not None:
         forms[f"{prefix}{experts.shared.gate}.weight"] = _plain(1, hidden)
@@ -97,8 +98,10 @@ def _routing(prefix: str, experts: Experts, hidden: int) -> dict[str, TensorForm
 
 
 def _qk_norms(prefix: str, mixer: Attention) -> dict[str, TensorForm]:
+    if not mixer.qk_norm or mixer.qk_norm_names is None:
+        return {}
     widths = (mixer.q_width, mixer.kv_width) if mixer.joins_heads else (mixer.head_dim,) * 2
-    return {f"{prefix}{name}_norm.weight": _plain(width) for name, width in zip("qk", widths, strict=True)}
+    return {f"{prefix}{name}.weight": _plain(width) for name, width in zip(mixer.qk_norm_names, widths, strict=True)}
 
 
 def norm_names(layer: LayerSpec) -> list[str]:
@@ -115,14 +118,10 @@ def projections(layer: LayerSpec, hidden: int) -> Iterator[LinearShape]:
         yield LinearShape(f"self_attn.{name}", features, hidden, mixer.qkv_bias)
     yield LinearShape("self_attn.o_proj", hidden, mixer.q_width, mixer.output_bias)
     if isinstance(block, Dense):
-        for name in block.gate_up:
-            yield LinearShape(f"mlp.{name}", 2 * block.inner // len(block.gate_up), hidden, block.bias)
-        yield LinearShape("mlp.down_proj", hidden, block.inner, block.bias)
+        yield from _dense_projections(block, hidden)
         return
-    if (shared := block.shared) is not None:
-        for name in ("gate_proj", "up_proj"):
-            yield LinearShape(f"{shared.name}.{name}", shared.inner, hidden, False)
-        yield LinearShape(f"{shared.name}.down_proj", hidden, shared.inner, False)
+    if block.shared is not None:
+        yield from _dense_projections(block.shared.block, hidden)
     if not isinstance(block.tensors, StackedTensors):
         for number in range(block.count):
             for name in block.tensors.gate_up(number):
@@ -130,12 +129,19 @@ def projections(layer: LayerSpec, hidden: int) -> Iterator[LinearShape]:
             yield LinearShape(block.tensors.down(number), hidden, block.inner, False, is_expert=True)
 
 
+def _dense_projections(block: Dense, hidden: int) -> Iterator[LinearShape]:
+    for name in block.gate_up:
+        yield LinearShape(f"{block.name}.{name}", 2 * block.inner // len(block.gate_up), hidden, block.bias)
+    yield LinearShape(f"{block.name}.{block.down}", hidden, block.inner, block.bias)
+
+
 def stacks(layer: LayerSpec, hidden: int) -> Iterator[Stack]:
     """The products of experts that lie in one tensor."""
     block = layer.feed_forward
-    if isinstance(block, Experts) and isinstance(block.tensors, StackedTensors):
-        yield Stack(block.tensors.gate_up, block.count, 2 * block.inner, hidden)
-        yield Stack(block.tensors.down, block.count, hidden, block.inner)
+    if isinstance(block, Experts) and isinstance(names := block.tensors, StackedTensors):
+        form = names.columns_first, names.has_biases
+        yield Stack(names.gate_up, block.count, 2 * block.inner, hidden, *form)
+        yield Stack(names.down, block.count, hidden, block.inner, *form)
 
 
 def linear_sizes(config: DecoderSpec) -> dict[str, tuple[int, int]]:
@@ -207,9 +213,10 @@ def _linear(config: DecoderSpec, prefix: str, projection: LinearShape) -> dict[s
 
 def _stack(config: DecoderSpec, prefix: str, stack: Stack) -> dict[str, TensorForm]:
     name, stored = prefix + stack.name, config.formats.stacks
-    bias = {f"{name}_bias": _plain(stack.count, stack.features)}
+    bias = {f"{name}_bias": _plain(stack.count, stack.features)} if stack.has_bias else {}
     if stored is None:
-        return {name: _plain(stack.count, stack.columns, stack.features)} | bias
+        sides = (stack.columns, stack.features) if stack.columns_first else (stack.features, stack.columns)
+        return {name: _plain(stack.count, *sides)} | bias
     try:
         tensors = stored.tensors(stack.count, stack.features, stack.columns)
     except ValueError as error:

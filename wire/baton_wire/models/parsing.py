@@ -6,16 +6,21 @@ gateway's.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from baton_wire.messages.values import MAX_VOCAB
 from baton_wire.models.config_fields import MAX_POSITIONS, ConfigFields, JsonObject
-from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.decoder_spec import DecoderSpec, Experts, LayerSpec, StackedTensors
+from baton_wire.models.errors import ModelConfigError
 from baton_wire.models.families.family import Family
 from baton_wire.models.families.model_types import FAMILIES
+from baton_wire.models.families.unserved import UNSERVED
+from baton_wire.models.formats.layer_formats import WeightFormats
 from baton_wire.models.formats.quantization import read_weight_formats
 from baton_wire.models.heads import read_head
 from baton_wire.models.kv_groups import kv_groups
+from baton_wire.models.parameters import layer_prefix
 from baton_wire.models.reading import MAX_LAYERS
 from baton_wire.models.wrappers import WRAPPERS, language_model
 
@@ -37,12 +42,16 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Deco
     positions = _read_positions(fields, family)
     cap = family.caps_logits and fields.has("final_logit_softcapping")
     vocab_size = fields.integer("vocab_size", maximum=MAX_VOCAB)
+    formats = read_weight_formats(whole if whole.has("quantization_config") else fields)
     default_eos = tuple(token for token in family.default_eos if token < vocab_size)
     spec = DecoderSpec(
         family=fields.text("model_type"),
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        layers=family.layers(fields, positions),
+        layers=tuple(
+            _as_stored(layer, layer_prefix(number), formats)
+            for number, layer in enumerate(family.layers(fields, positions))
+        ),
         norm_eps=fields.number("rms_norm_eps", family.default_eps, LEAST_EPS, maximum=1.0),
         norms_from_one=family.norms_from_one,
         max_position_embeddings=positions,
@@ -55,7 +64,7 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Deco
         embedding_scale=_read_embedding_scale(fields, family, hidden_size),
         logit_divisor=fields.number("logits_scaling", 1.0) if family.multiplies else 1.0,
         logit_cap=fields.number("final_logit_softcapping") if cap else None,
-        formats=read_weight_formats(whole if whole.has("quantization_config") else fields),
+        formats=formats,
         further_layers=0 if family.further_layers is None else fields.integer(family.further_layers, 1, 0, MAX_LAYERS),
         wrapper=None if fields is whole else whole.text("model_type"),
         generates=head.generates,
@@ -71,11 +80,29 @@ def _read_family(whole: ConfigFields, fields: ConfigFields) -> Family:
     family = FAMILIES.get(fields.text("model_type"))
     if whole.has("auto_map") and not _is_shipped(whole.raw("auto_map"), family):
         raise whole.error("auto_map", "absent (code from a model's directory is never run)")
+    if family is None and (unserved := UNSERVED.get(fields.text("model_type"))) is not None:
+        raise fields.error("model_type", f"{unserved.nearest} is the nearest; this one has {unserved.parts}")
     if family is None:
         raise fields.error("model_type", ", ".join((*FAMILIES, *WRAPPERS)))
     activation, value = family.activation
     fields.only(activation, value, value)
     return family
+
+
+def _as_stored(layer: LayerSpec, prefix: str, formats: WeightFormats) -> LayerSpec:
+    """The layer with the names that its experts have in checkpoints of these formats. Raises ModelConfigError."""
+    block = layer.feed_forward
+    if not isinstance(block, Experts) or not isinstance(block.tensors, StackedTensors):
+        return layer
+    apart = block.tensors.apart
+    if apart is None or formats.of(prefix + apart.down(0)) is None:
+        return layer
+    if formats.method != "compressed-tensors":
+        raise ModelConfigError(
+            f'quantization_config.quant_method: "{formats.method}" is not supported for experts in one tensor; '
+            "allowed: compressed-tensors, with a tensor for each expert"
+        )
+    return replace(layer, feed_forward=replace(block, tensors=apart))
 
 
 def _read_embedding_scale(fields: ConfigFields, family: Family, hidden_size: int) -> float:

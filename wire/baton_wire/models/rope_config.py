@@ -75,7 +75,15 @@ class LongropeScaling:
     """Factor of cos and sin."""
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongropeScaling
+@dataclass(frozen=True, slots=True)
+class AlphaScaling:
+    """NTK with a fixed alpha (Hunyuan): the base is multiplied with alpha to the power d / (d - 2) of d rotated
+    dimensions."""
+
+    alpha: float
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongropeScaling | AlphaScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,8 @@ class RopeOptions:
     """Default of `original_max_position_embeddings`; None: the greatest position."""
     scales_queries: bool = False
     """True if `llama_4_scaling_beta` is understood: queries are scaled by 1 + beta * ln(1 + position // original)."""
+    reads_alpha: bool = False
+    """True if type `dynamic` may have an `alpha`."""
 
 
 def read_rope(config: ConfigFields, max_positions: int, options: RopeOptions = RopeOptions()) -> RopeConfig:
@@ -143,6 +153,7 @@ def read_rope_section(
         raise section.error(field, ", ".join(options.types))
     known = _KNOWN | (_LONGROPE if kind in LONGROPE else frozenset())
     known |= _QUERY_SCALES if options.scales_queries else frozenset()
+    known |= {"alpha"} if options.reads_alpha and kind == "dynamic" else frozenset()
     for name in section.names():
         if name not in known and section.has(name):
             raise section.error(name, f"one of {', '.join(sorted(known))}")
@@ -177,6 +188,8 @@ def _read_scaling(section: ConfigFields, kind: str, original_positions: int, max
     match kind:
         case "linear":
             return LinearScaling(section.number("factor"))
+        case "dynamic" if section.has("alpha"):
+            return AlphaScaling(section.number("alpha"))
         case "llama3":
             return _read_llama3(section, original_positions)
         case "yarn":
@@ -218,8 +231,8 @@ def _factors(section: ConfigFields, name: str) -> tuple[float, ...]:
 
 def _read_llama3(section: ConfigFields, original_positions: int) -> Llama3Scaling:
     low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
-    if high <= low:
-        raise section.error("high_freq_factor", f"a number above low_freq_factor ({low:g})")
+    if high < low:
+        raise section.error("high_freq_factor", f"a number not below low_freq_factor ({low:g})")
     return Llama3Scaling(section.number("factor"), low, high, original_positions)
 
 

@@ -49,6 +49,7 @@ WRAPPERS: Final = MappingProxyType[str, Wrapper](
                 }
             ),
         ),
+        "llama4": Wrapper("Llama4ForConditionalGeneration", ("llama4_text",)),
         "mistral3": Wrapper("Mistral3ForConditionalGeneration", ("mistral", "ministral3")),
     }
 )

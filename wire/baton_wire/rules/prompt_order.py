@@ -1,8 +1,12 @@
 """The order in which prompts wait at a gateway while every prefill worker is busy: by their target, late ones last.
 
 The prompt that has to start soonest to meet the TTFT target goes first (least slack first, Dertouzos 1974).
-Prompts that are late already go last, in the order in which they became late. Served in order of arrival, a backlog
-would make all prompts after it late as well. Gateways keep their prompts in this order, and the simulator predicts it.
+Prompts that are late already go last. Served in order of arrival, a backlog would make all prompts after it late as
+well. Gateways keep their prompts in this order, and the simulator predicts it.
+
+Late prompts go in the order of arrival, each as if it had come `PATIENCE` times its own duration later. So a session's
+next turn, of which little is to be computed, does not wait for a backlog of long first prompts; and a long prompt waits
+for later short ones no longer than `PATIENCE` times what it takes itself.
 
 When more waits than can be computed in time, some prompts will be late. Then the longest prompts are deferred, as few
 as possible (Moore 1968, with Hodgson's rule): a long one would make several short ones late. With several tenants it is
@@ -34,6 +38,9 @@ BEGIN_SHARE = 0.6
 """Share of the target by which a prompt must be computed if it were alone. The rest is for delays at the worker: the
 step that runs there ends first. In simulated runs 0.6 misses a third less than 1, 0.8 a tenth less."""
 
+PATIENCE = 40.0
+"""Times its own duration that a late prompt waits for shorter ones that come after it."""
+
 PLAN_S = 0.02
 """Least time between two plans of what to defer: a plan looks at all prompts that are in time."""
 PLAN_PROMPT_S = 3e-5
@@ -58,6 +65,16 @@ class _Timed(NamedTuple, Generic[T]):
     prompt: T
     tenant: str
     weight: float
+    late_key: float
+    """Smaller ones go first once they are late."""
+
+
+class _Late(NamedTuple, Generic[T]):
+    """A late prompt. A heap orders them by the first two fields."""
+
+    key: float
+    number: int
+    prompt: _Timed[T]
 
 
 class _Turn(NamedTuple, Generic[T]):
@@ -100,7 +117,8 @@ class PromptOrder(Generic[T]):
         """A heap."""
         self._deferred: list[_Timed[T]] = []
         """A heap of prompts that would make more of the others late."""
-        self._late: deque[_Timed[T]] = deque()
+        self._late: list[_Late[T]] = []
+        """A heap."""
         self._tenants: Counter[str] = Counter()
         """Prompts of each tenant, without retried ones."""
         self._turn: _Turn[T] | None = None
@@ -114,8 +132,13 @@ class PromptOrder(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """All prompts, in no order."""
-        timed = itertools.chain(self._in_time, self._deferred, self._late)
+        timed = itertools.chain(self._in_time, self._deferred, self._late_prompts())
         return itertools.chain(self._retried, (entry.prompt for entry in timed))
+
+    @property
+    def num_in_time(self) -> int:
+        """The number of prompts that were in time when `first` looked last."""
+        return len(self._in_time)
 
     def push(self, prompt: T, arrival_s: float, own_s: float, tenant: str = "", weight: float = 1.0) -> None:
         """`own_s`: seconds that a worker needs for it. A prompt that takes longer than its target waits as if it took
@@ -127,7 +150,9 @@ class PromptOrder(Generic[T]):
         self._pushed += 1
         self._tenants[tenant] += 1
         self._turn = None
-        heapq.heappush(self._in_time, _Timed(arrival_s + slack_s, self._pushed, own_s, prompt, tenant, weight))
+        late_key = arrival_s + PATIENCE * own_s
+        entry = _Timed(arrival_s + slack_s, self._pushed, own_s, prompt, tenant, weight, late_key)
+        heapq.heappush(self._in_time, entry)
 
     def push_front(self, prompt: T) -> None:
         self._retried.appendleft(prompt)
@@ -139,7 +164,8 @@ class PromptOrder(Generic[T]):
         compared."""
         if self.ttft_s is not None:
             while timed := self._soonest(now):
-                self._late.append(heapq.heappop(timed))
+                entry = heapq.heappop(timed)
+                heapq.heappush(self._late, _Late(entry.late_key, entry.number, entry))
             if workers and now >= self._plans_s:
                 self._defer_longest(now, workers)
                 in_time = len(self._in_time) + len(self._deferred)
@@ -155,7 +181,8 @@ class PromptOrder(Generic[T]):
         """The first of the prompts that are not retried; there must be one."""
         if self._turn is not None:
             return self._turn.prompt
-        return (self._in_time or self._deferred or self._late)[0]
+        timed = self._in_time or self._deferred
+        return timed[0] if timed else self._late[0].prompt
 
     def _fairest_turn(self, lead: Callable[[str], float]) -> _Turn[T]:
         """The first prompt of the tenant with the least lead. Looks at all prompts."""
@@ -163,15 +190,18 @@ class PromptOrder(Generic[T]):
         ranked: tuple[tuple[HeldRank, Iterable[_Timed[T]]], ...] = (
             (HeldRank.IN_TIME, self._in_time),
             (HeldRank.SET_ASIDE, self._deferred),
-            (HeldRank.LATE, self._late),
+            (HeldRank.LATE, self._late_prompts()),
         )
         for rank, prompts in ranked:
             for prompt in prompts:
                 turn = turns.get(prompt.tenant)
-                if turn is None or (turn.rank is rank and rank is not HeldRank.LATE and prompt < turn.prompt):
+                if turn is None or (turn.rank is rank and _goes_before(prompt, turn.prompt, rank)):
                     turns[prompt.tenant] = _Turn(rank, prompt)
         leading = (turn._replace(lead=lead(tenant)) for tenant, turn in turns.items())
         return min(leading, key=lambda turn: turn.key)
+
+    def _late_prompts(self) -> Iterator[_Timed[T]]:
+        return (late.prompt for late in self._late)
 
     def _soonest(self, now: float) -> list[_Timed[T]] | None:
         """The heap whose head became late first of all; None if no prompt is late."""
@@ -195,7 +225,11 @@ class PromptOrder(Generic[T]):
                 timed.remove(head)
                 heapq.heapify(timed)
                 return head.prompt
-        self._late.remove(head)
+        if self._late[0].prompt is head:
+            heapq.heappop(self._late)
+        else:
+            self._late.remove(_Late(head.late_key, head.number, head))
+            heapq.heapify(self._late)
         return head.prompt
 
     def own_s(self) -> float:
@@ -220,8 +254,9 @@ class PromptOrder(Generic[T]):
 
     def drop_late(self, is_over: Callable[[T], bool]) -> None:
         """Drop late prompts whose clients have gone: their turn may be far away."""
-        self._late = deque(timed for timed in self._late if not is_over(timed.prompt))
-        waiting = itertools.chain(self._in_time, self._deferred, self._late)
+        self._late = [late for late in self._late if not is_over(late.prompt.prompt)]
+        heapq.heapify(self._late)
+        waiting = itertools.chain(self._in_time, self._deferred, self._late_prompts())
         self._tenants, self._turn = Counter(timed.tenant for timed in waiting), None
 
     def _defer_longest(self, now: float, workers: float) -> None:
@@ -244,6 +279,13 @@ class PromptOrder(Generic[T]):
         deferred = {prompt.number for prompt in self._deferred}
         self._in_time = [prompt for prompt in timed if prompt.number not in deferred]  # sorted, so a heap
         heapq.heapify(self._deferred)
+
+
+def _goes_before(prompt: _Timed[T], other: _Timed[T], rank: HeldRank) -> bool:
+    """Return whether the prompt goes before another one of its tenant and rank."""
+    if rank is HeldRank.LATE:
+        return (prompt.late_key, prompt.number) < (other.late_key, other.number)
+    return prompt < other
 
 
 class _Line(Generic[T]):

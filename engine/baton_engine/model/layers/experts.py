@@ -34,7 +34,7 @@ class CorrectedRouter:
     """A layer's choice of experts by scores with a bias, on every device by torch."""
 
     weight: Tensor  # [experts, hidden_size] float32
-    bias: Tensor  # [experts] float32
+    bias: Tensor | None  # [experts] float32
     per_token: int
     normalised: bool
     correction: Correction
@@ -51,7 +51,11 @@ class StackedExperts:
     stacks: Stacks
 
     def __call__(self, x: Tensor) -> Tensor:
-        return experts(x, self.stacks, self.router(x))
+        return self.routed(x, self.router(x))
+
+    def routed(self, x: Tensor, routing: Routing) -> Tensor:
+        """The sum of the experts that a routing gives each row."""
+        return experts(x, self.stacks, routing)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))
@@ -66,13 +70,20 @@ class SeparateExperts:
     down: tuple[Linear, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self.routed(x, self.router(x))
+
+    def routed(self, x: Tensor, routing: Routing) -> Tensor:
+        """The sum of the experts that a routing gives each row."""
         total = torch.zeros_like(x)
-        self.add_to(total, x)
+        self._add(total, x, routing)
         return total
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """Add self(x) to `total`, experts in ascending order."""
-        shares, chosen = self.router(x)
+        self._add(total, x, self.router(x))
+
+    def _add(self, total: Tensor, x: Tensor, routing: Routing) -> None:
+        shares, chosen = routing
         for expert in torch.unique(chosen).tolist():
             tokens, place = (chosen == expert).nonzero(as_tuple=True)
             y = self.down[expert](self.gate_up[expert].gated(x.index_select(0, tokens)))
@@ -80,10 +91,26 @@ class SeparateExperts:
 
 
 @dataclass(frozen=True, slots=True)
+class InputScaledExperts:
+    """Experts whose inputs are multiplied with a token's shares, instead of their outputs (Llama 4)."""
+
+    experts: StackedExperts | SeparateExperts
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shares, chosen = self.experts.router(x)
+        rows = (x[:, None] * shares[..., None].to(x.dtype)).flatten(0, 1)
+        alone = Routing(torch.ones_like(shares).view(-1, 1), chosen.view(-1, 1))
+        return self.experts.routed(rows, alone).view(*shares.shape, -1).sum(1)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
+
+
+@dataclass(frozen=True, slots=True)
 class WithSharedExpert:
     """Chosen experts and a block that every token takes, added up."""
 
-    experts: StackedExperts | SeparateExperts
+    experts: StackedExperts | SeparateExperts | InputScaledExperts
     shared: Projection
     gate: Tensor | None  # [1, hidden_size]
     """The shared block is multiplied with the sigmoid of its product."""

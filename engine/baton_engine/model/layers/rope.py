@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from baton_wire.models.rope_config import (
+    AlphaScaling,
     LinearScaling,
     Llama3Scaling,
     LongropeScaling,
@@ -52,6 +53,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, positions: int) -> Tens
             return 1.0 / powers
         case LinearScaling(factor):
             return (1.0 / powers) / factor
+        case AlphaScaling(alpha):
+            base: float = rope.theta * alpha ** (head_dim / (head_dim - 2))
+            return 1.0 / base**exponents
         case Llama3Scaling():
             return _llama3(1.0 / powers, rope.scaling)
         case YarnScaling():
@@ -84,6 +88,8 @@ def _llama3(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
     wavelength = 2 * math.pi / inverse
     scaled = torch.where(wavelength > low_wavelength, inverse / scaling.factor, inverse)
     span = scaling.high_freq_factor - scaling.low_freq_factor
+    if span == 0:  # Llama 4 Scout has no step between the two
+        return scaled
     smooth = (scaling.original_positions / wavelength - scaling.low_freq_factor) / span
     between = (1 - smooth) * scaled / scaling.factor + smooth * scaled
     is_between = (wavelength >= high_wavelength) & (wavelength <= low_wavelength)

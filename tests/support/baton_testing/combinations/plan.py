@@ -10,7 +10,11 @@ from itertools import combinations, product
 from typing import Final
 
 FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
-    "family": ("llama", "mistral, window", "gemma3", "phi3", "glm4", "qwen3-moe", "mixtral", "gpt-oss"),
+    "family": (
+        *("llama", "mistral, window", "gemma3", "phi3", "glm4", "qwen3-moe", "mixtral", "gpt-oss"),
+        *("qwen2-moe", "glm4-moe", "minimax-m2", "granite", "seed-oss", "olmo2", "olmo3"),
+        *("ernie4.5", "ernie4.5-moe", "hunyuan", "hunyuan-moe", "llama4", "granite-moe", "granite-4-dense"),
+    ),
     "weights": ("as stored", "fp8", "int8", "int4", "gptq"),
     "kv": ("auto", "fp8"),
     "answer": ("free", "grammar"),

@@ -14,16 +14,14 @@ from baton_testing.engine.models import write_random_model
 from baton_testing.engine.quantised_models import gptq, write_quantised
 from baton_wire.models.errors import ModelError
 
-FAMILIES: Final = {
-    "llama": "llama-gqa",
-    "mistral, window": "mistral-window",
-    "gemma3": "gemma3",
-    "phi3": "phi3",
-    "glm4": "glm4",
-    "qwen3-moe": "qwen3-moe",
-    "mixtral": "mixtral",
-    "gpt-oss": "gpt-oss",
+NAMES: Final = {"llama": "llama-gqa", "mistral, window": "mistral-window"}
+"""Models of families whose names differ in the plan."""
+SIZES: Final = {
+    "qwen2-moe": {"shared_expert_intermediate_size": 64},
+    "granite": {"head_dim": 32},
+    "granite-4-dense": {"shared_intermediate_size": 64},
 }
+"""Sizes that groups of columns divide, where a family's own do not."""
 
 
 class Subjects:
@@ -47,14 +45,14 @@ class Subjects:
         return subject
 
     def _directory(self, family: str, weights: str) -> Path:
-        source = self._folder / FAMILIES[family]
+        name = NAMES.get(family, family)
+        source = self._folder / name
         if not source.exists():
-            write_random_model(
-                source, FAMILIES[family], vocab_size=VOCAB, hidden_size=64, intermediate_size=96, eos_token_id=END
-            )
+            sizes = {"hidden_size": 64, "intermediate_size": 96, **SIZES.get(name, {})}
+            write_random_model(source, name, vocab_size=VOCAB, eos_token_id=END, **sizes)
         if weights == "as stored":
             return source
-        target = self._folder / f"{FAMILIES[family]}-{weights}"
+        target = self._folder / f"{name}-{weights}"
         for form in get_args(Format):
             if form == weights:
                 quantise_model(source, target, form, lambda done, of: None)

@@ -57,7 +57,7 @@ def ropes(draw: st.DrawFn) -> dict[str, Any]:
     if scaling != "linear":
         rope["original_max_position_embeddings"] = 32
     if scaling == "llama3":
-        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": draw(st.sampled_from([4.0, 1.0]))}
     return rope
 
 
@@ -221,6 +221,97 @@ def olmo3(draw: st.DrawFn) -> dict[str, Any]:
     return fields | {"rope_parameters": {kind: draw(ropes()) for kind in KINDS}}
 
 
+@st.composite
+def ernie(draw: st.DrawFn) -> dict[str, Any]:
+    fields = {"head_dim": draw(st.sampled_from([8, 32])), "use_bias": draw(st.booleans()), "pad_token_id": 0}
+    return draw(heads()) | fields | {"rope_parameters": draw(ropes())}
+
+
+@st.composite
+def ernie_moe(draw: st.DrawFn) -> dict[str, Any]:
+    experts = draw(st.integers(1, 5))
+    return draw(heads()) | {
+        "pad_token_id": 0,
+        "moe_num_experts": experts,
+        "moe_k": draw(st.integers(1, experts)),
+        "moe_num_shared_experts": draw(st.integers(0, 2)),
+        "moe_intermediate_size": draw(st.sampled_from([16, 40])),
+        "moe_layer_start_index": draw(st.integers(0, 2)),
+        "moe_layer_end_index": draw(st.sampled_from([-1, 1, 7])),
+        "moe_layer_interval": draw(st.sampled_from([1, 2])),
+        "moe_norm_min": draw(st.sampled_from([1e-12, 0.3])),
+        "rope_parameters": draw(ropes()),
+    }
+
+
+@st.composite
+def hunyuan(draw: st.DrawFn) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": draw(st.sampled_from([10_000.0, 11_158_840.0]))}
+    rope |= draw(st.sampled_from([{}, {"rope_type": "linear", "factor": 2.0}]))
+    if draw(st.booleans()):
+        rope |= {"rope_type": "dynamic", "factor": 1.0, "alpha": draw(st.sampled_from([2.0, 1000.0]))}
+    bias = draw(st.booleans())
+    head_dim = draw(st.sampled_from([8, 32]))
+    return draw(heads()) | {"head_dim": head_dim, "attention_bias": bias, "rope_parameters": rope, "pad_token_id": 0}
+
+
+@st.composite
+def hunyuan_moe(draw: st.DrawFn) -> dict[str, Any]:
+    fields, experts = draw(hunyuan()), draw(st.integers(1, 5))
+    taken = draw(st.integers(1, experts))
+    return fields | {
+        "num_experts": experts,
+        "moe_topk": draw(st.sampled_from([taken, [taken] * fields["num_hidden_layers"]])),
+    }
+
+
+@st.composite
+def llama4(draw: st.DrawFn) -> dict[str, Any]:
+    fields = draw(heads())
+    experts, layers = draw(st.integers(1, 5)), fields["num_hidden_layers"]
+    rope = draw(ropes().filter(lambda rope: rope["rope_type"] != "yarn"))
+    places = st.integers(0, layers - 1)
+    rotates = st.lists(st.integers(0, 1), min_size=layers, max_size=layers)
+    return fields | {
+        "head_dim": draw(st.sampled_from([8, 32])),
+        "intermediate_size_mlp": 80,
+        "num_local_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, experts)),
+        "moe_layers": draw(st.one_of(st.none(), st.lists(places, unique=True, max_size=2))),
+        "no_rope_layers": draw(st.one_of(st.none(), rotates)),
+        "no_rope_layer_interval": draw(st.sampled_from([2, 4])),
+        "use_qk_norm": draw(st.booleans()),
+        "attn_temperature_tuning": draw(st.booleans()),
+        "attention_chunk_size": draw(st.sampled_from([40, 8_192])),
+        "floor_scale": draw(st.sampled_from([41, 8_192])),
+        "attention_bias": draw(st.booleans()),
+        "rope_parameters": rope,
+    }
+
+
+@st.composite
+def granite_moe(draw: st.DrawFn) -> dict[str, Any]:
+    fields, experts = draw(granite()), draw(st.integers(1, 5))
+    del fields["mlp_bias"]
+    return fields | {"num_local_experts": experts, "num_experts_per_tok": draw(st.integers(1, experts))}
+
+
+@st.composite
+def granite_moe_shared(draw: st.DrawFn) -> dict[str, Any]:
+    return draw(granite_moe()) | {"shared_intermediate_size": draw(st.sampled_from([0, 8, 40]))}
+
+
+@st.composite
+def granite_hybrid(draw: st.DrawFn) -> dict[str, Any]:
+    fields = draw(granite_moe())
+    return fields | {
+        "num_local_experts": draw(st.sampled_from([0, fields["num_local_experts"]])),
+        "shared_intermediate_size": draw(st.sampled_from([8, 40])),
+        "position_embedding_type": draw(st.sampled_from([None, "rope"])),
+        "layer_types": ["full_attention"] * fields["num_hidden_layers"],
+    }
+
+
 CASES = {
     "gemma3": gemma3(),
     "phi3": phi3(),
@@ -236,6 +327,14 @@ CASES = {
     "seed-oss": seed_oss(),
     "olmo2": olmo2(),
     "olmo3": olmo3(),
+    "ernie4.5": ernie(),
+    "ernie4.5-moe": ernie_moe(),
+    "hunyuan": hunyuan(),
+    "hunyuan-moe": hunyuan_moe(),
+    "llama4": llama4(),
+    "granite-moe": granite_moe(),
+    "granite-moe-shared": granite_moe_shared(),
+    "granite-4-dense": granite_hybrid(),
 }
 
 

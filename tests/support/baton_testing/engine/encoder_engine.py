@@ -77,7 +77,8 @@ def reference_embedding(
     reference: Any, tokens: Sequence[int], pooling: PoolingSpec, dimensions: int | None = None
 ) -> torch.Tensor:
     """The vector by the formula of sentence-transformers, from the hidden states of transformers."""
-    states = reference.base_model(torch.tensor([list(tokens)])).last_hidden_state[0].float()
+    body = reference.model if reference.base_model is reference else reference.base_model  # Llama 4 has another prefix
+    states = body(torch.tensor([list(tokens)])).last_hidden_state[0].float()
     match pooling.method:
         case Pooling.FIRST:
             vector = states[0]

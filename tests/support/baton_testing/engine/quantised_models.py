@@ -20,7 +20,10 @@ from torch import Tensor
 
 from baton_engine.model.formats.unpacking import unpack_mxfp4
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", ".w1", ".w2", ".w3")
+PROJECTIONS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", ".w1", ".w2", ".w3"),
+    *("shared_mlp.input_linear", "shared_mlp.output_linear"),
+)
 """Ends of the names of quantised layers; Mixtral's experts have numbers."""
 FOUR_BIT_FLOATS = [sign * size for sign in (1.0, -1.0) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)]
 """By their codes: a sign, two bits of exponent, one of mantissa."""

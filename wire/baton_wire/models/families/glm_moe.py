@@ -65,7 +65,9 @@ def _experts(fields: ConfigFields) -> Experts:
         corrected=CorrectedChoice(
             "mlp.gate.e_score_correction_bias", groups, taken, fields.number("routed_scaling_factor", 1.0)
         ),
-        shared=SharedExpert(inner * fields.integer("n_shared_experts", 1, maximum=MAX_EXPERTS), "mlp.shared_experts"),
+        shared=SharedExpert(
+            Dense(inner * fields.integer("n_shared_experts", 1, maximum=MAX_EXPERTS), name="mlp.shared_experts")
+        ),
     )
 
 
@@ -75,4 +77,9 @@ GLM4_MOE: Final = Family(
     default_positions=131_072,
     default_eps=1e-5,
     further_layers="num_nextn_predict_layers",
+    shipped_code=(
+        "configuration_glm4_moe.Glm4MoeConfig",
+        "modeling_glm4_moe.Glm4MoeForCausalLM",
+        "modeling_glm4_moe.Glm4MoeModel",
+    ),
 )

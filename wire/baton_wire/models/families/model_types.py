@@ -6,12 +6,16 @@ from types import MappingProxyType
 from typing import Final
 
 from baton_wire.models.families import (
+    ernie,
     gemma,
     glm,
     glm_moe,
     gpt_oss,
     granite,
+    granite_moe,
+    hunyuan,
     llama,
+    llama4,
     minimax,
     mistral,
     mixtral,
@@ -44,5 +48,13 @@ FAMILIES: Final = MappingProxyType[str, Family](
         "seed_oss": seed_oss.SEED_OSS,
         "olmo2": olmo.OLMO2,
         "olmo3": olmo.OLMO3,
+        "ernie4_5": ernie.ERNIE4_5,
+        "ernie4_5_moe": ernie.ERNIE4_5_MOE,
+        "hunyuan_v1_dense": hunyuan.HUNYUAN_DENSE,
+        "hunyuan_v1_moe": hunyuan.HUNYUAN_MOE,
+        "llama4_text": llama4.LLAMA4,
+        "granitemoe": granite_moe.GRANITE_MOE,
+        "granitemoeshared": granite_moe.GRANITE_MOE_SHARED,
+        "granitemoehybrid": granite_moe.GRANITE_MOE_HYBRID,
     }
 )

@@ -39,7 +39,8 @@ def _experts(fields: ConfigFields) -> Experts:
         router="mlp.gate",
         tensors=ExpertTensors("mlp.experts.{number}", ("gate_proj", "up_proj", "down_proj")),
         shared=SharedExpert(
-            fields.integer("shared_expert_intermediate_size", 5_632), "mlp.shared_expert", "mlp.shared_expert_gate"
+            Dense(fields.integer("shared_expert_intermediate_size", 5_632), name="mlp.shared_expert"),
+            "mlp.shared_expert_gate",
         ),
     )
 
