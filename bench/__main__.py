@@ -26,6 +26,7 @@ BENCHES = {
     ),
     "gateway_cost": ("bench.serving.gateway_cost", "the gateway: processor time per token, requests/s"),
     "transfer": ("bench.transfer.transports", "the `tcp` transport compared with a plain socket: GB/s"),
+    "rank_transfer": ("bench.transfer.ranks", "hand-overs between unequal numbers of ranks, and equal ones: ms"),
     "disaggregation": ("bench.serving.disaggregation", "prefill and decode apart and together: TTFT, TPOT, tokens/s"),
     "handover": ("bench.serving.handover", "what the hand-over costs a client: TTFT, the gap after the first token"),
     "overload": (

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import ProcessesDownError
 from baton_gateway.http_api.certificate import Certificate, CertificateError
+from baton_gateway.ledger.line_files import check_folder
 from baton_gateway.parent_death import die_with_parent
 from baton_gateway.parent_process import ChildSockets, GatewayProcesses, answer_parent, child_sockets
 from baton_gateway.records.record_desk import RecordDesk, encode_page
@@ -191,6 +192,11 @@ def _check_files(settings: Settings) -> None:
             read_verifier(settings.jwt)
         except ValueError as error:
             raise SettingsError(f"--jwt: {error}") from error
+    if settings.ledger is not None and settings.ledger_full == "refuse":
+        try:
+            check_folder(settings.ledger)
+        except OSError as error:
+            raise SettingsError(f"--ledger: {settings.ledger}: {error.strerror or error}") from error
     if settings.tls is not None:
         try:
             Certificate(settings.tls)

@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "status": _status,
         "top": _top,
         "explain": _explain,
+        "usage": _usage,
         "ask": _ask,
         "chat": _chat,
         "logs": _logs,
@@ -272,6 +273,12 @@ def _explain(options: argparse.Namespace) -> int:
             link_keys=options.link_keys,
         )
     )
+
+
+def _usage(options: argparse.Namespace) -> int:
+    from baton_local.usage.command import run_usage
+
+    return run_usage(options)
 
 
 def _ask(options: argparse.Namespace) -> int:

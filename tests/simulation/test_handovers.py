@@ -44,6 +44,10 @@ WORLDS = {
     "deadly": Faults(link_cuts=4, deaths=3, message_delay_s=0.3),
     "ranks, 4 heads": Faults(kv_heads=4, ranks=(1, 2, 4, 8), corrupt=0.02),
     "ranks, 2 heads, one-sided": Faults(kv_heads=2, ranks=(1, 2, 4, 8), one_sided=True, slow_writes=0.3),
+    "ranks over one link, 4 heads": Faults(kv_heads=4, ranks=(1, 2, 4, 8), corrupt=0.02, one_link=True),
+    "ranks over one link, 2 heads, one-sided": Faults(
+        kv_heads=2, ranks=(1, 2, 4, 8), one_sided=True, slow_writes=0.3, one_link=True
+    ),
 }
 
 

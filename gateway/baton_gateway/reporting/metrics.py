@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from baton_gateway.reporting.metric_files import METRICS_VARIABLE
 from baton_gateway.reporting.metrics_page import metrics_page
-from baton_gateway.reporting.outcome import Outcome, RequestTotals, TraceResult
+from baton_gateway.reporting.outcome import LedgerResult, Outcome, RequestTotals, TraceResult
 from baton_gateway.reporting.recent_sketch import RecentSketch
 from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_gateway.structured_outputs.format_compiler import CompileOutcome
@@ -196,6 +196,10 @@ class GatewayMetrics:
         """Count traces by their result, from any thread."""
         self._traces[result].inc(traces)
 
+    def ledgered(self, result: LedgerResult, requests: int) -> None:
+        """Count requests by what became of them in the ledger, from any thread."""
+        self._ledger[result].inc(requests)
+
     def lagged(self, seconds: float) -> None:
         self._lag.observe(seconds)
 
@@ -205,6 +209,11 @@ class GatewayMetrics:
         self._waiting.set(waiting)
         for role in POOL_ROLES:
             self._workers[role].set(linked.get(role, 0))
+
+    def sample_ledger(self, waiting: int, *, is_failing: bool) -> None:
+        """Sampled once a second, where there is a ledger."""
+        self._ledger_waiting.set(waiting)
+        self._ledger_failing.set(is_failing)
 
     # Series -----------------------------------------------------------------------------------------------------------
 
@@ -249,6 +258,8 @@ class GatewayMetrics:
         self.altered_frames = {link: AlteredFrames(altered.labels(link).inc) for link in ("worker", "operator")}
         traces = counter("traces", "Sampled traces of requests, by what became of them", "result")
         self._traces = {result: traces.labels(result.value) for result in TraceResult}
+        ledger = counter("ledger_requests", "Requests by what became of them in the ledger", "result")
+        self._ledger = {result: ledger.labels(result.value) for result in LedgerResult}
         self._stalled = counter("stalled_clients", "Streams cancelled because the client did not read")
 
     def _make_gauges(self, registry: CollectorRegistry) -> None:
@@ -257,6 +268,8 @@ class GatewayMetrics:
 
         self._running = gauge("requests_running", "Requests at work")
         self._waiting = gauge("requests_waiting", "Requests waiting for their turn")
+        self._ledger_waiting = gauge("ledger_waiting", "Requests in the ledger's table: open, or not written yet")
+        self._ledger_failing = gauge("ledger_failing", "Gateway processes whose ledger could not be written last time")
         workers = gauge("links", "Live links to workers, counted for every gateway process", "role")
         self._workers = {role: workers.labels(role.value) for role in POOL_ROLES}
 

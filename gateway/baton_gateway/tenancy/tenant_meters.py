@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.tenancy.token_bucket import TokenBucket
@@ -17,6 +19,8 @@ from baton_wire.tenant_table import TenantLimits
 
 RATES = (LimitMeasure.REQUESTS, LimitMeasure.INPUT, LimitMeasure.OUTPUT)
 """The limits by the minute."""
+NO_LIMITS: Final = TenantLimits()
+NO_RATES: Final[Mapping[LimitMeasure, int]] = MappingProxyType({})
 
 
 def limit_of(measure: LimitMeasure, limits: TenantLimits) -> int | None:
@@ -205,7 +209,9 @@ class TenantMeters:
 
     def _meter(self, tenant: Tenant, now: float) -> _Meter | None:
         """The tenant's meter, refilled and with its present limits; None: it has no limit by the minute."""
-        limits = {measure: limit for measure in RATES if (limit := limit_of(measure, tenant.limits)) is not None}
+        limits = NO_RATES
+        if tenant.limits != NO_LIMITS:  # most tenants have none, and this is asked twice for each request
+            limits = {measure: limit for measure in RATES if (limit := limit_of(measure, tenant.limits)) is not None}
         if not limits:
             if tenant.name in self._meters:
                 self.forget_tenant(tenant.name)

@@ -57,6 +57,11 @@ class RunDir:
         return self.root / "tenants"
 
     @property
+    def ledger(self) -> Path:
+        """The ledger of what requests used (`baton usage`)."""
+        return self.root / "ledger"
+
+    @property
     def announcements(self) -> Path:
         return self.root / "announce"
 
@@ -117,7 +122,7 @@ def directory_name(namespace: str, name: str) -> str:
 def claimed(base: Path, directory: str) -> Iterator[RunDir]:
     """A fresh run directory, locked while the context lasts. Raises StartError when the deployment is running.
 
-    Keys and addresses are removed at the end. Logs stay until the next start, the memory of sizing for longer.
+    Keys and addresses are removed at the end. Logs stay until the next start, ledger and memory of sizing for longer.
     """
     run = RunDir(base / directory)
     _private_directory(run.root)
@@ -273,7 +278,7 @@ def _private_directory(path: Path) -> None:
 
 
 def _clear(run: RunDir, keep_logs: bool) -> None:
-    names = {run.lock.name, run.sizing.name} | ({run.logs.name} if keep_logs else set())
+    names = {run.lock.name, run.sizing.name, run.ledger.name} | ({run.logs.name} if keep_logs else set())
     for path in run.root.iterdir():
         if path.name in names:
             continue

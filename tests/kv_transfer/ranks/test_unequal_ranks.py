@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,7 @@ from baton_kv_transfer.decode.records import DecodeState
 from baton_kv_transfer.handover import Reservation
 from baton_kv_transfer.prefill.peers import Dialler
 from baton_kv_transfer.ranks.tensor_parallel import heads_of
-from baton_testing.kv_transfer.builders import FAST, GEOMETRY, eventually, first_tokens, key_directory
+from baton_testing.kv_transfer.builders import FAST, GEOMETRY, eventually, first_tokens, heads_from, key_directory
 from baton_testing.kv_transfer.transfer_pair import (
     Pair,
     Request,
@@ -27,15 +26,13 @@ from baton_testing.kv_transfer.transfer_pair import (
     prefill_worker,
     soon,
 )
-from baton_testing.ranks.nodes import heads_from
+from baton_testing.ranks.cells import CELLS, RankCell, run_cell
 from baton_wire.errors import UnfitPairError
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry, KvGroup
 from baton_wire.messages.values import Reason, RequestKey
 
-RANKS, HEADS, ELEMENTS = (1, 2, 4, 8), (1, 2, 8, 32), (1, 2, 4)
-CELLS = list(product(RANKS, RANKS, HEADS))
-ALWAYS = [(2, 1, 1), (1, 2, 1), (1, 1, 2)]
+ALWAYS = [RankCell(2, 1, 1), RankCell(1, 2, 1, 1), RankCell(1, 1, 2)]
 """One KV head that two prefill ranks hold, and whose decode worker has one rank, ends vLLM's decode engine."""
 
 
@@ -49,34 +46,35 @@ def pair(keys: KeyDirectory) -> Pair:
     return pairs(keys)
 
 
-def chosen(seed: int, count: int) -> list[tuple[int, int, int]]:
+def chosen(seed: int, count: int) -> list[RankCell]:
     """Some cells by seed."""
     others = [cell for cell in CELLS if cell not in ALWAYS]
     return ALWAYS + random.Random(seed).sample(others, count - len(ALWAYS))
 
 
-@pytest.mark.parametrize("cell", chosen(seed=56, count=12), ids=lambda cell: "P{} D{} heads {}".format(*cell))
-async def test_every_decode_rank_gets_its_heads(pair: Pair, cell: tuple[int, int, int]) -> None:
-    prefill, decode, heads = cell
-    rng = random.Random(str(cell))
-    geometry = KvGeometry(layers=4, kv_heads=heads, head_dim=8, element_bytes=rng.choice(ELEMENTS), block_tokens=8)
-    source, target = (replace(geometry, block_tokens=rng.choice((4, 8, 16))) for _ in range(2))
-    config = replace(FAST, group_bytes=256)
-    options = ({"geometry": source, "ranks": prefill}, {"geometry": target, "ranks": decode})
-    async with pair({**options[0], "config": config}, {**options[1], "config": config}) as (p, d):
-        for tokens, cached in ((37, 0), (33, 16), (16, 16)):
-            request = Request(p, d, tokens=tokens, cached=cached)
-            steps = [request.expect, request.open, request.compute_all, request.draw]
-            rng.shuffle(steps)
-            for step in steps:
+@pytest.mark.parametrize("cell", chosen(seed=56, count=12), ids=str)
+async def test_every_decode_rank_gets_its_heads(keys: KeyDirectory, cell: RankCell) -> None:
+    """In blocks of unequal sizes, layer by layer, with prefixes that are there already."""
+    await run_cell(cell, 56, keys)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 1), (2, 1), (1, 2), (4, 8)])
+async def test_both_sides_are_empty_when_all_has_landed(pair: Pair, prefill: int, decode: int) -> None:
+    geometry = replace(GEOMETRY, kv_heads=4)
+    async with pair({"geometry": geometry, "ranks": prefill}, {"geometry": geometry, "ranks": decode}) as (p, d):
+        for tokens in (5, 23):
+            request = Request(p, d, tokens=tokens)
+            for step in (request.open, request.expect, request.compute_all, request.draw):
                 step()
             await request.landed()
-        assert [tokens for _, tokens in d.record.landed] == [first_tokens(0)] * 3
-        await eventually(lambda: d.transfer.stats().handovers.ended == {"landed": 3})
-        await eventually(lambda: p.transfer.stats().handovers.ended == {"done": 3})
+        assert [tokens for _, tokens in d.record.landed] == [first_tokens(0)] * 2
+        await eventually(lambda: d.transfer.stats().handovers.ended == {"landed": 2})
+        await eventually(lambda: p.transfer.stats().handovers.ended == {"done": 2})
         landing = d.transfer.stats().handovers.landing
         assert landing.free_bytes == landing.total_bytes
         assert p.record.reports == []
+        both = 8 * geometry.block_bytes * max(1, decode // 4)  # of each head to every rank that holds it
+        await eventually(lambda: p.transfer.stats().bytes_sent == d.transfer.stats().bytes_received == both)
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2), (4, 2), (2, 4)])

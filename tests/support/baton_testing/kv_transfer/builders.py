@@ -151,6 +151,13 @@ class FakePool:
         return [(start, start + unit_tokens * row) for start in starts]
 
 
+def heads_from(data: bytes, geometry: KvGeometry, heads: range) -> bytes:
+    """These heads of bytes laid out as `[layer][K,V][head]…`."""
+    size = len(data) // (geometry.layers * 2 * geometry.kv_heads)
+    sides = range(0, len(data), size * geometry.kv_heads)
+    return b"".join(data[at + heads.start * size : at + heads.stop * size] for at in sides)
+
+
 def by_group(units: Units, stream: memoryview) -> list[tuple[Units, memoryview]]:
     """The same units layer group by layer group, with their part of the stream."""
     if units.groups == 1:

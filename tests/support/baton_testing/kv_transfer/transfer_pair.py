@@ -23,8 +23,8 @@ from baton_testing.kv_transfer.builders import (
     eventually,
     fingerprint,
     first_tokens,
+    heads_from,
 )
-from baton_testing.ranks.nodes import heads_from
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import Address, Finish, PairFingerprint, PeerRef, Reason, RequestKey

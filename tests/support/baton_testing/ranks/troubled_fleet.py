@@ -19,8 +19,7 @@ from baton_kv_transfer.handover import Reservation
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
 from baton_kv_transfer.ranks.tensor_parallel import heads_of, rank_geometries
 from baton_kv_transfer.transfer_parts import TransferParts
-from baton_testing.kv_transfer.builders import FAST, FakePool, eventually, fingerprint, first_tokens
-from baton_testing.ranks.nodes import heads_from
+from baton_testing.kv_transfer.builders import FAST, FakePool, eventually, fingerprint, first_tokens, heads_from
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.pair_link import FirstToken
@@ -30,6 +29,8 @@ CONFIG = replace(FAST, kept_s=1.0, link_wait_s=2.0, group_bytes=256, max_put_byt
 MOST_TOKENS = 60
 REQUESTS = 8
 GRAIN = 16
+DEADLINE_S = 120.0
+"""Far more than a run takes, on a machine that others use too."""
 EXPECTED_ENDS = {
     Reason.CANCELLED,
     Reason.PEER_LOST,
@@ -168,7 +169,7 @@ class TroubledFleet:
                 group.create_task(self._make_trouble())
                 for number in range(REQUESTS):
                     group.create_task(self._live(self._prompt(number)))
-            await eventually(self._is_quiet, timeout_s=30.0)
+            await eventually(self._is_quiet, timeout_s=DEADLINE_S)
             self._check()
         finally:
             await self.transfer.stop()
@@ -204,7 +205,7 @@ class TroubledFleet:
         self.random.shuffle(sides)
         for side in sides:
             if side == "prefill":
-                self.transfer.opened(prompt.key, decode.ref, prompt.tokens, time.monotonic() + 20.0)
+                self.transfer.opened(prompt.key, decode.ref, prompt.tokens, time.monotonic() + DEADLINE_S)
             else:
                 self._expect(prompt, 1, decode)
             await self._pause()
@@ -213,7 +214,7 @@ class TroubledFleet:
     def _expect(self, prompt: Prompt, attempt: int, decode: DecodeSide) -> None:
         key, blocks = RequestKey(prompt.id, attempt), decode.take(prompt.tokens)
         prompt.attempts.append((key, decode, blocks))
-        reservation = Reservation(prompt.tokens, prompt.cached, blocks, (0,), time.monotonic() + 20.0)
+        reservation = Reservation(prompt.tokens, prompt.cached, blocks, (0,), time.monotonic() + DEADLINE_S)
         decode.transfer.expected(key, self.epoch, reservation)
 
     async def _compute(self, prompt: Prompt) -> None:
@@ -253,7 +254,7 @@ class TroubledFleet:
         if len(prompt.attempts) > 1 or not others:  # the pools have blocks for two attempts of each request
             self.transfer.cancelled(prompt.key)
             return
-        self.transfer.retargeted(prompt.key, 2, others[0].ref, time.monotonic() + 20.0)
+        self.transfer.retargeted(prompt.key, 2, others[0].ref, time.monotonic() + DEADLINE_S)
         self._expect(prompt, 2, others[0])
 
     # The prefill worker's reports -------------------------------------------------------------------------------------
