@@ -43,9 +43,9 @@ def side(
     device = landing_device(parts.pool, landing_bytes, offered(settings.transport))
     transfer = DecodeTransfer(
         TransferParts(
-            epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.pool.geometry, keys=keys, config=settings
+            epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.geometry, keys=keys, config=settings
         ),
-        parts.pool,
+        parts.pools,
         service,
         LandingMemory(landing_bytes, device=device),
         host=listen.host,

@@ -10,13 +10,13 @@ from itertools import product
 
 import pytest
 
+from baton_kv_transfer.decode.group import DecodeGroup, GroupDecodeAction
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import DecodeAction, DecodeState, HandoverFailed
 from baton_kv_transfer.handover import HandoverKey
+from baton_kv_transfer.prefill.group import PrefillGroup
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import Release
-from baton_kv_transfer.ranks.decode_group import DecodeGroup, GroupDecodeAction
-from baton_kv_transfer.ranks.prefill_group import PrefillGroup
 from baton_kv_transfer.ranks.tensor_parallel import RankPair
 from baton_testing.ranks.nodes import Faults
 from baton_testing.ranks.world import World

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from baton_engine.grammars.row_masks import RowMasks
+from baton_engine.grammars.row_masks import DrawMasks
 from baton_engine.grammars.token_masks import TokenMasks
 from baton_engine.memory.host_memory import keep_freed_memory, upload
 from baton_engine.memory.kv_pool import KvPool
@@ -63,7 +63,7 @@ class ModelRunner:
         loaded: LoadedModel,
         pool: KvPool,
         max_slots: int,
-        masks: RowMasks | None = None,
+        masks: DrawMasks | None = None,
         *,
         decodes: bool = True,
         hands_over: bool = False,

@@ -20,6 +20,7 @@ from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.model.layers.experts import StackedExperts, WithSharedExpert
 from baton_engine.model.layers.linear import Projection
 from baton_engine.model.layers.norm import NormedProjection, ScaledProjection
+from baton_engine.model.layers.summed import SummedProjection
 from baton_engine.running.sampler import Sampler
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
@@ -82,7 +83,7 @@ def _run_penalties(vocab_size: int, device: torch.device) -> None:
 
 def run_experts(block: Projection, most_tokens: int) -> None:
     """Launch all kernels that a mixture may use for up to `most_tokens` tokens."""
-    while isinstance(block, NormedProjection | ScaledProjection):
+    while isinstance(block, NormedProjection | ScaledProjection | SummedProjection):
         block = block.projection
     stacked = block.experts if isinstance(block, WithSharedExpert) else block
     if not isinstance(stacked, StackedExperts):

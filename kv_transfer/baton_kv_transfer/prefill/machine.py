@@ -32,6 +32,7 @@ from baton_kv_transfer.prefill.records import (
     PrefillHandover,
     PrefillState,
     PrefillStats,
+    PromptProgress,
     Put,
     Release,
     Report,
@@ -214,6 +215,17 @@ class PrefillHandovers:
             waits, handover.moved_s = handover.is_computed and not handover.is_answered, now
             self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s if waits else handover.deadline_s)
         return actions
+
+    def withdraw(self, peer: bytes) -> list[PrefillHandover]:
+        """Forget the hand-overs that wait for a link to this decode worker, and return them."""
+        withdrawn = self._of(peer, PrefillState.LINKING)
+        for handover in withdrawn:
+            del self._handovers[handover.key]
+        return withdrawn
+
+    def take_progress(self, key: HandoverKey) -> PromptProgress:
+        """Forget, and return, what the engine reported of a request that is not open here."""
+        return self._unannounced_progress.take(key)
 
     def link_down(self, peer: bytes, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         """The link broke or could not be made. Sealed hand-overs are up to the decode worker; all others fail."""

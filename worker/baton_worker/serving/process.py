@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
+from baton_engine.collectives.collective import RankLostError
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import TransferError
 from baton_wire.listening.bounded_server import BoundedServer, Handle
@@ -110,7 +111,8 @@ async def _run(config: WorkerConfig, serve: Serve) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     await serve(config, stop)
     if stop.crash is not None:
-        log.error("stopped because a thread failed: %s", stop.crash)
+        what = "a rank was lost" if isinstance(stop.crash, RankLostError) else "a thread failed"
+        log.error("stopped because %s: %s", what, stop.crash)
         return 1
     return 0
 

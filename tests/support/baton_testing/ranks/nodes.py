@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from baton_kv_transfer.decode.group import AtDecodeRank, DecodeGroup, GroupDecodeAction
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import HandoverFailed, Landed, Scatter
 from baton_kv_transfer.handover import CutLink, HandoverKey, Reservation, SendTo, TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent, source_extents
+from baton_kv_transfer.prefill.group import AtPrefillRank, GroupPrefillAction, PrefillGroup
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import DropPuts, Put, Release, Report
-from baton_kv_transfer.ranks.decode_group import AtDecodeRank, DecodeGroup, GroupDecodeAction
-from baton_kv_transfer.ranks.prefill_group import AtPrefillRank, GroupPrefillAction, PrefillGroup
 from baton_kv_transfer.ranks.tensor_parallel import RankPeer, heads_of, rank_epoch
 from baton_kv_transfer.transports.seam import Write
 from baton_testing.kv_transfer.builders import FakePool

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from baton_kv_transfer.decode.group import AtDecodeRank, DecodeGroup
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import HandoverFailed, Landed, Scatter
 from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo
 from baton_kv_transfer.landing import SpanState
+from baton_kv_transfer.prefill.group import AtPrefillRank, PrefillGroup
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import DropPuts, Put, Release, Report
-from baton_kv_transfer.ranks.decode_group import AtDecodeRank, DecodeGroup
-from baton_kv_transfer.ranks.prefill_group import AtPrefillRank, PrefillGroup
 from baton_kv_transfer.ranks.tensor_parallel import rank_pairs
 from baton_testing.kv_transfer.builders import FakePool
 from baton_testing.ranks.links import DETECTION_S, SimLink

@@ -9,9 +9,9 @@ from baton_wire.models.decoder_spec import Attention, DecoderSpec, Dense, Expert
 
 def held_kv_heads(kv_heads: int, rank: int, ranks: int) -> range:
     """The model's KV heads that a rank holds: adjacent ones in order; with fewer heads than ranks, adjacent ranks hold
-    the same head. Raises ValueError unless one of the two numbers divides the other."""
+    the same head. Raises ValueError, which says why they cannot be shared out."""
     if kv_heads % ranks and ranks % kv_heads:
-        raise ValueError(f"{kv_heads} KV heads")
+        raise ValueError(f"{kv_heads} KV heads neither divide by it nor divide it")
     first = rank * kv_heads // ranks
     return range(first, first + max(1, kv_heads // ranks))
 
@@ -19,7 +19,7 @@ def held_kv_heads(kv_heads: int, rank: int, ranks: int) -> range:
 def equal_part(size: int, rank: int, ranks: int, what: str) -> range:
     """A rank's adjacent rows or columns of `size`. Raises ValueError, which says what cannot be shared out equally."""
     if size % ranks:
-        raise ValueError(f"{size} {what}")
+        raise ValueError(f"{size} {what} do not divide by it")
     length = size // ranks
     return range(rank * length, (rank + 1) * length)
 
