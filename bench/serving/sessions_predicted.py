@@ -84,7 +84,8 @@ class SessionGateway(PredictedGateway):
         prompt, output = world.prompt_tokens(request), world.load.turns[request].output_tokens
         cached = world.cached(request)
         query = RouteQuery(
-            self._fingerprint, prompt, prompt + output, 1, frozenset(), cached, self._dice.getrandbits(64)
+            *(self._fingerprint, prompt, prompt + output, 1, frozenset(), cached, self._dice.getrandbits(64)),
+            waiting=self._held.num_in_time,
         )
         route = pick(query, self._views(), self._policy)
         assert isinstance(route, Route), str(route)

@@ -57,6 +57,11 @@ def test_an_answer_is_kept_where_its_prefix_is_when_the_decode_worker_would_miss
     assert place(side(14), side(14)) is not Placement.PREFILL_LOCAL, "it would miss it there, too"
 
 
+def test_no_answer_is_kept_where_it_would_make_more_waiting_prompts_late_than_it_saves() -> None:
+    assert place(side(4, waiting=14), side(14)) is Placement.PREFILL_LOCAL, "15 answers miss TPOT at the decode worker"
+    assert place(side(4, waiting=16), side(14)) is Placement.DISAGGREGATED
+
+
 def test_an_answer_is_not_kept_while_the_decode_worker_has_room() -> None:
     assert place(side(0), side(6)) is Placement.DISAGGREGATED
 

@@ -144,10 +144,10 @@ def test_a_late_next_turn_does_not_wait_for_a_backlog_of_first_turns() -> None:
 def test_a_late_long_prompt_waits_for_shorter_ones_only_so_long() -> None:
     order: PromptOrder[str] = PromptOrder(2.0)
     order.push("long", 0.0, 0.8)
-    for arrival_s in (0.0, 10.0, 14.0, 17.0):
+    for arrival_s in (0.0, 10.0, 29.0, 33.0):
         order.push(f"at {arrival_s:g}", arrival_s, 0.06)
-    taken_in_order = [(order.first(40.0), order.pop())[1] for _ in range(len(order))]
-    assert taken_in_order == ["at 0", "at 10", "at 14", "long", "at 17"]
+    taken_in_order = [(order.first(60.0), order.pop())[1] for _ in range(len(order))]
+    assert taken_in_order == ["at 0", "at 10", "at 29", "long", "at 33"]
 
 
 def shared(tenants: list[tuple[str, float, float, int]]) -> list[str]:

@@ -110,6 +110,11 @@ class HeldRuns:
         for pieces in self._pieces.values():
             yield from pieces
 
+    def num_in_time(self, fingerprint: PairFingerprint | None) -> int:
+        """The number of the revision's runs that wait for prefill workers and are not late."""
+        queue = None if fingerprint is None else self._queues.get(fingerprint)
+        return 0 if queue is None else queue.num_in_time
+
     def holds(
         self, live: LiveRequest, action: PickRoute, route: Route | Problem, ttft_s: float, tpot_s: float | None = None
     ) -> bool:

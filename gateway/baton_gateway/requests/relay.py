@@ -470,7 +470,8 @@ class Relay:
 
     def choose(self, live: LiveRequest, action: PickRoute) -> Route | Problem:
         """Where the run would go now."""
-        return self._routing.choose(live, action, self._rules.route, self._loop.time())
+        waiting = self.held.num_in_time(live.fingerprint)
+        return self._routing.choose(live, action, self._rules.route, self._loop.time(), waiting=waiting)
 
     def release(self, live: LiveRequest, action: PickRoute) -> Route | None:
         """Send a held run to its workers. None: its request is over, or no workers can take it."""

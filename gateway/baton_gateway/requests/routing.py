@@ -51,8 +51,10 @@ class Routing:
             raise RefusedError(errors.model_not_found(model, served))
         return errors.no_workers()
 
-    def choose(self, live: LiveRequest, action: PickRoute, policy: RoutePolicy, now: float) -> Route | Problem:
-        """Choose workers of the request's revision for this run."""
+    def choose(
+        self, live: LiveRequest, action: PickRoute, policy: RoutePolicy, now: float, *, waiting: int = 0
+    ) -> Route | Problem:
+        """Choose workers of the request's revision for this run. `waiting`: as in `RouteQuery`."""
         assert live.fingerprint is not None
         cached = self.cached_tokens(live, action.prompt, now)
         query = RouteQuery(
@@ -65,6 +67,7 @@ class Routing:
             self._tie(live, action.prompt, is_new=not cached),
             action.retained_by,
             is_encoded=live.is_encoded,
+            waiting=waiting,
         )
         return self._pick(query, policy)
 

@@ -96,6 +96,8 @@ class RouteQuery:
     """The prefill worker that retains the run's KV."""
     is_encoded: bool = False
     """The prompt is encoded, not answered."""
+    waiting: int = 0
+    """Prompts that wait at the gateway for prefill workers and are still in time."""
 
     @property
     def new_tokens(self) -> int:
@@ -276,6 +278,7 @@ def _place_long(
         missing_tokens=_missing(prefill, query),
         coming_tokens_s=prefill.coming_tokens_s,
         has_slot=_may_decode(prefill, query),
+        waiting=query.waiting,
     )
     return place_context(prefill_side, decode_side, own_s, targets)
 

@@ -48,6 +48,9 @@ class ContextSide:
     """Prompt tokens a second that come to it to be computed."""
     has_slot: bool = True
     """True where one more sequence could begin at once; for a prefill worker also: it may decode."""
+    waiting: int = 0
+    """Prompts that wait at the gateway for prefill workers and are in time. Beside an answer that is kept they are
+    computed in pieces, which takes several times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,13 @@ class _Way:
     step_s: float
     """Mean step of the worker that decodes the answer."""
     sequences: int
+    delayed: int = 0
+    """Prompts of others that it makes late."""
 
     def misses(self, targets: LatencyTargets) -> int:
         """Answers that would miss a target."""
-        return (self.ttft_s > targets.ttft_s) + (self.sequences + 1 if self.step_s > targets.tpot_s else 0)
+        late = self.delayed + (self.ttft_s > targets.ttft_s)
+        return late + (self.sequences + 1 if self.step_s > targets.tpot_s else 0)
 
 
 def is_long(own_s: float, targets: LatencyTargets) -> bool:
@@ -99,7 +105,7 @@ def place_context(prefill: ContextSide, decode: ContextSide, own_s: float, targe
         ways.append(_Way(Placement.DECODE_LOCAL, ttft_s, step_s, decode.sequences))
     kept_s = _mean_step_s(prefill, own_s, prefill.missing_tokens, targets)
     if prefill.has_slot and with_it_s > FULL * targets.tpot_s and kept_s < SHORTER * with_it_s:
-        ways.append(_Way(Placement.PREFILL_LOCAL, prefill_ttft_s, kept_s, prefill.sequences))
+        ways.append(_Way(Placement.PREFILL_LOCAL, prefill_ttft_s, kept_s, prefill.sequences, prefill.waiting))
     best = min(ways, key=lambda way: (way.misses(targets), way.ttft_s, way.step_s))
     return best.placement
 

@@ -38,7 +38,7 @@ BEGIN_SHARE = 0.6
 """Share of the target by which a prompt must be computed if it were alone. The rest is for delays at the worker: the
 step that runs there ends first. In simulated runs 0.6 misses a third less than 1, 0.8 a tenth less."""
 
-PATIENCE = 20.0
+PATIENCE = 40.0
 """Times its own duration that a late prompt waits for shorter ones that come after it."""
 
 PLAN_S = 0.02
@@ -134,6 +134,11 @@ class PromptOrder(Generic[T]):
         """All prompts, in no order."""
         timed = itertools.chain(self._in_time, self._deferred, self._late_prompts())
         return itertools.chain(self._retried, (entry.prompt for entry in timed))
+
+    @property
+    def num_in_time(self) -> int:
+        """The number of prompts that were in time when `first` looked last."""
+        return len(self._in_time)
 
     def push(self, prompt: T, arrival_s: float, own_s: float, tenant: str = "", weight: float = 1.0) -> None:
         """`own_s`: seconds that a worker needs for it. A prompt that takes longer than its target waits as if it took
