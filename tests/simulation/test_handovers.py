@@ -139,8 +139,8 @@ class ReleasesWithTheFirstRank(PrefillGroup):
 
     _early: frozenset[HandoverKey] = frozenset()
 
-    def _end(self, handover):  # type: ignore[no-untyped-def]
-        ends, is_early = super()._end(handover), handover.key in self._early
+    def _end(self, handover, now):  # type: ignore[no-untyped-def]
+        ends, is_early = super()._end(handover, now), handover.key in self._early
         if not ends and not is_early and not handover.is_beginning:
             self._early |= {handover.key}
             return [Release(handover.key)]

@@ -14,7 +14,7 @@ from baton_engine.model.layers.adjusted_head import adjust_head
 from baton_engine.model.layers.linear import Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.norm import NormedProjection, PackedNorm, ScaledProjection, read_by
 from baton_engine.model.layers.rope import rope_tables
-from baton_engine.model.layers.summed import GatheredHead, sum_over_ranks
+from baton_engine.model.layers.summed import GatheredHead, VocabularyShare, sum_over_ranks
 from baton_engine.model.offloading import assemble_layers
 from baton_engine.model.parameter_reader import ParameterReader
 from baton_engine.model.weights import WeightSource
@@ -80,7 +80,7 @@ def assemble(
         embedding_scale=float(torch.tensor(config.embedding_scale).to(dtype)),
         first_norm=borders[0].norm,
         layers=layers,
-        head=_gathered(_head(config, reader, embedding, final_norm, vocabulary), config, collective),
+        head=_gathered(_head(config, reader, embedding, final_norm, vocabulary), config, collective, vocabulary),
         ropes=tuple(rope_tables(rope, config.head_dim, max_context_tokens, dtype, device) for rope in config.ropes),
         num_q_heads=config.attention.q_heads,
         kv_scales=_kv_scales(config, source).to(device),
@@ -102,11 +102,12 @@ def _head(
     return adjust_head(head, config.logit_divisor, config.logit_cap)
 
 
-def _gathered(head: Projection, config: DecoderSpec, collective: Collective) -> Projection:
+def _gathered(head: Projection, config: DecoderSpec, collective: Collective, vocabulary: range) -> Projection:
     ranks = collective.share.ranks
     if ranks == 1:
         return head
-    return GatheredHead(head, collective, len(vocabulary_part(config, 0, ranks)), config.vocab_size)
+    width = len(vocabulary_part(config, 0, ranks))
+    return GatheredHead(head, VocabularyShare(collective, vocabulary.start, width, config.vocab_size))
 
 
 def _kv_scales(config: DecoderSpec, source: WeightSource) -> Tensor:

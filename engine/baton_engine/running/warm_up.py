@@ -94,9 +94,9 @@ def run_experts(block: Projection, most_tokens: int) -> None:
 
 
 def _run_draws(model: Decoder, vocab_size: int, device: torch.device, draws: Sequence[SamplingParams]) -> None:
-    sampler = Sampler(vocab_size, 1, device)
+    sampler = Sampler(vocab_size, 1, device, model.vocabulary)
     hidden = torch.zeros(1, model.embedding.shape[1], dtype=model.embedding.dtype, device=device)
-    logits = model.head(hidden)
+    logits = model.drawn_logits(hidden)
     for sampling in draws:
         sampler.open(OpenSlot(0, sampling, 0, (0,), (), 1, None))
         sampler.draw((0,), logits)

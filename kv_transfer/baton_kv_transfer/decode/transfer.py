@@ -89,11 +89,15 @@ class DecodeTransfer:
         port: int = 0,
         observe_handover_s: Callable[[float], None] = _ignore_duration,
     ) -> None:
-        """`sinks`: the KV pool of each rank; they share the landing bytes equally. Raises UnfitPairError where so many
-        ranks do not fit the model's heads. `host` and `port`: where to listen; port 0 is any.
+        """`sinks`: the KV pool of each rank; they share the landing bytes equally. `host` and `port`: where to listen;
+        port 0 is any. `observe_handover_s` gets the seconds from grant to verified of each landed hand-over, on the
+        transfer thread.
 
-        `observe_handover_s` gets the seconds from grant to verified of each landed hand-over, on the transfer thread.
+        Raises UnfitPairError where so many ranks do not fit the model's heads, ValueError for several pools and a
+        device to land in.
         """
+        if landing.device is not None and len(sinks) > 1:
+            raise ValueError(f"landing.device: given with {len(sinks)} pools; allowed with 1")
         self.mailbox = Mailbox()
         self._config = parts.config
         self._sinks = sinks

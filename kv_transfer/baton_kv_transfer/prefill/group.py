@@ -253,11 +253,13 @@ class PrefillGroup:
         handover.ungranted = set(legs)
         actions: list[GroupPrefillAction] = []
         for rank, peer_rank in sorted(legs):
-            if handover.failure is None:
-                handover.open.add((rank, peer_rank))
-                names = (replace(handover.key, rank=peer_rank), rank_epoch(handover.peer, peer_rank))
-                rank_actions = self.ranks[rank].opened(*names, handover.total_tokens, handover.deadline_s, now)
-                actions += self.at(rank, rank_actions, now)
+            handover.open.add((rank, peer_rank))
+            leg, machine = replace(handover.key, rank=peer_rank), self.ranks[rank]
+            peer = rank_epoch(handover.peer, peer_rank)
+            opened = machine.opened(leg, peer, handover.total_tokens, handover.deadline_s, now)
+            actions += self.at(rank, opened, now)
+            if handover.failure is not None:  # of an earlier leg: a grant that came for this one is answered
+                actions += self.at(rank, machine.cancelled(leg, *handover.failure, now), now)
         handover.is_beginning = False
         done = handover.progress
         if done.computed is not None:
@@ -314,6 +316,9 @@ class PrefillGroup:
         """The first failure counts; every leg that is not over ends with its reason."""
         actions: list[GroupPrefillAction] = []
         if handover.failure is None:
+            if handover.link_until_s is not None:
+                for machine in self.ranks:
+                    machine.never_began(handover.key, reason, now)
             handover.failure, handover.link_until_s = (reason, detail), None
             actions += self._each_leg(handover, lambda machine, leg: machine.cancelled(leg, reason, detail, now), now)
         return actions + self._end(handover, now)

@@ -63,11 +63,15 @@ class PrefillTransfer:
         device: DeviceMemory | None = None,
         staging: Staging = ordinary_memory,
     ) -> None:
-        """`sources`: the KV pool of each rank. Raises UnfitPairError where so many ranks do not fit the model's heads.
+        """`sources`: the KV pool of each rank. `device`: the pool of a worker of one rank where it is a GPU's memory;
+        transports that reach it write straight from it. `staging` gives memory to pack into where bytes cannot be sent
+        from where they are.
 
-        `device`: the pool of a worker of one rank where it is a GPU's memory; transports that reach it write straight
-        from it. `staging` gives memory to pack into where bytes cannot be sent from where they are.
+        Raises UnfitPairError where so many ranks do not fit the model's heads, ValueError for several pools and a
+        `device`.
         """
+        if device is not None and len(sources) > 1:
+            raise ValueError(f"device: given with {len(sources)} pools; allowed with 1")
         self.mailbox = Mailbox()
         self._config = parts.config
         self._listener = listener

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -46,6 +47,9 @@ LEAVE_S = 2.0
 read it. A worker that refused at once could be the last of its revision for a request whose client has the first
 token."""
 
+RANK_LOST_S = 0.5
+"""Time to take the process down in good order after a rank was lost. Peers learn of its end by their sockets anyway."""
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 Serve = Callable[[WorkerConfig, "Stop"], Awaitable[None]]
@@ -65,7 +69,10 @@ class Stop:
         self.draining.set()
 
     def on_crash(self, error: BaseException) -> None:
-        """The engine or transfer thread died: end at once, with a failing status."""
+        """The engine or transfer thread died, or a rank was lost: end at once, with a failing status."""
+        if isinstance(error, RankLostError) and self.crash is None:
+            log.error("stopped because a rank was lost: %s", error)
+            _end_after(RANK_LOST_S)
         self.crash = error
         self.draining.set()
         self.now.set()
@@ -77,6 +84,13 @@ class Stop:
                 while not holds() and not self.now.is_set():  # noqa: ASYNC110 - three threads, no event
                     await asyncio.sleep(DRAIN_POLL_S)
         return holds()
+
+
+def _end_after(seconds: float) -> None:
+    """End the process after this time, whatever its loops wait for."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def run(role: Role | None, argv: Sequence[str], serve: Serve) -> int:
@@ -111,8 +125,8 @@ async def _run(config: WorkerConfig, serve: Serve) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     await serve(config, stop)
     if stop.crash is not None:
-        what = "a rank was lost" if isinstance(stop.crash, RankLostError) else "a thread failed"
-        log.error("stopped because %s: %s", what, stop.crash)
+        if not isinstance(stop.crash, RankLostError):
+            log.error("stopped because a thread failed: %s", stop.crash)
         return 1
     return 0
 

@@ -6,6 +6,7 @@ A rank computes with its part of the columns, or of the vocabulary; every rank g
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch.nn import functional
 from baton_engine.collectives.collective import Collective
 from baton_engine.model.layers.linear import Projection, ReadsRounded
 from baton_kernels.dense.rounded_rows import RoundedRows
+
+_BELOW_SIGN: Final = 0x7FFF_FFFF
+_LOW_WORD: Final = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +65,43 @@ def sum_over_ranks(projection: Projection, collective: Collective) -> Projection
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredHead:
-    """The logits of the whole vocabulary from heads of one part each (`vocabulary_part`)."""
+class VocabularyShare:
+    """One rank's part of the vocabulary, for logits and winners that exist in parts (`vocabulary_part`)."""
 
-    part: Projection  # hidden_size → the rank's part of the vocabulary
     collective: Collective
+    first: int
+    """The part's first token."""
     width: int
     """Tokens of the longest part."""
     vocab_size: int
 
-    def __call__(self, x: Tensor) -> Tensor:
-        logits = self.part(x)
+    def gather(self, logits: Tensor) -> Tensor:
+        """Logits [N, part] of each rank → [N, vocab_size]."""
         if logits.shape[1] < self.width:
             logits = functional.pad(logits, (0, self.width - logits.shape[1]))
         gathered = self.collective.all_gather(logits)
         return gathered if gathered.shape[1] == self.vocab_size else gathered[:, : self.vocab_size].contiguous()
+
+    def choose(self, scores: Tensor, ids: Tensor) -> Tensor:
+        """The id of each row's best score over the ranks, the first of equals: float32 [N], int64 [N] → int64 [N].
+
+        Score and id are exchanged as one integer of 64 bits that is ordered like the pair.
+        """
+        bits = (scores + 0.0).view(torch.int32)  # without a zero below zero
+        ordered = (bits ^ (bits >> 31 & _BELOW_SIGN)).long()
+        best = self.collective.all_gather((ordered << 32 | _BELOW_SIGN - ids)[:, None]).amax(-1)
+        return _BELOW_SIGN - (best & _LOW_WORD)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredHead:
+    """The logits of the whole vocabulary from heads of one part each."""
+
+    part: Projection  # hidden_size → the rank's part of the vocabulary
+    vocabulary: VocabularyShare
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.vocabulary.gather(self.part(x))
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))

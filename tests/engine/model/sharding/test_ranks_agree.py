@@ -109,3 +109,18 @@ def test_a_step_sums_twice_a_layer_and_gathers_the_logits_once(tmp_path: Path) -
         return collective.calls
 
     assert run_ranks(2, calls) == [6 * (2 * 3 + 1)] * 2
+
+
+def test_bfloat16_sums_of_ranks_stay_near_those_of_one(tmp_path: Path) -> None:
+    """Each rank rounds its part before it is added; the error is not larger for it."""
+    path = write_shareable_model(tmp_path, "llama-gqa", 2)
+    exact = logits_over_steps(load_share(path)).double()
+    one, ranks = (
+        logits.double()
+        for logits in (
+            logits_over_steps(load_share(path, dtype=torch.bfloat16)),
+            logits_of_ranks(path, 2, torch.bfloat16),
+        )
+    )
+    own_error = (one - exact).square().mean().sqrt()
+    assert (ranks - exact).square().mean().sqrt() < 1.5 * own_error

@@ -35,11 +35,12 @@ class ThreadCollective:
         self.elements = 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        """Sums of narrow types are added up in float32."""
         first, *others = self._exchange(x)
-        total = first.clone()
+        total = first.to(torch.float64 if x.dtype == torch.float64 else torch.float32, copy=True)
         for other in others:
             total += other
-        return total
+        return total.to(x.dtype)
 
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._exchange(x), -1)

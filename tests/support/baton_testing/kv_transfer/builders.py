@@ -132,9 +132,9 @@ class FakePool:
     def _of(self, part: PoolPart | None) -> KvGeometry:
         """The shape of a part of the blocks."""
         if part is None:
-            return self.geometry
+            return replace(self.geometry, groups=())
         layers, heads = part.end_layer - part.first_layer, part.end_head - part.first_head
-        return replace(self.geometry, layers=layers, kv_heads=heads)
+        return replace(self.geometry, layers=layers, kv_heads=heads, groups=())
 
     def _rows(self, blocks: Sequence[int], unit_tokens: int, unit: int, part: PoolPart | None) -> list[tuple[int, int]]:
         geometry = self.geometry
