@@ -14,7 +14,7 @@ from baton_control.spec.resource_quantities import AllowedValues
 DEGREES: Final = (1, 2, 4, 8)
 ONE_OF_DEGREES: Final = "1, 2, 4 or 8"
 Degree = Annotated[int, Field(ge=1, le=8), AllowedValues(ONE_OF_DEGREES)]
-RANKS_ON_ACCELERATORS: Final = False
+RANKS_ON_ACCELERATORS: Final[bool] = False
 """True once workers on accelerators can have several ranks. Parser, rules of the API server, `baton plan` and sizing
 follow it."""
 ONE_RANK: Final = "must be 1 with an accelerator: several ranks compute on CPUs only"

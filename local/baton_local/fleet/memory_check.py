@@ -20,6 +20,9 @@ from baton_worker.building.memory_limit import free_bytes
 ELEMENT_BYTES: Mapping[Dtype, int] = {Dtype.AUTO: 4, Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
 """On a CPU, where `auto` is float32."""
 
+RANK_PROCESS_BYTES = 250 << 20
+"""What the process of a rank takes before its first weight: Python and torch."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
@@ -33,7 +36,7 @@ class MemoryNeed:
     """Bytes of KV that all of them together take by their flags; what they choose themselves always fits."""
     dtype: str
     repeated: int = 0
-    """Bytes of all workers' weights that further ranks hold again: the embeddings."""
+    """Bytes that ranks take besides: embeddings that each holds again, and their processes."""
     largest: int | None = None
     """Bytes of the weights in the largest process; None: each worker is one process."""
 
@@ -55,7 +58,8 @@ def memory_need(deployment: LLMDeployment, model: Path, devices: Mapping[Role, D
             count, ranks = min(max(1, pool.replicas.min), pool.replicas.max), pool.tensor_parallel
             workers += count
             kv += count * (pool.engine.kv_cache_memory or 0)
-            repeated += count * (ranks - 1) * embeddings
+            if ranks > 1:
+                repeated += count * ((ranks - 1) * embeddings + ranks * RANK_PROCESS_BYTES)
             largest = max(largest, (weights - embeddings) // ranks + embeddings)
     name = str(Dtype.FLOAT32 if dtype is Dtype.AUTO else dtype)
     return MemoryNeed(workers, weights, kv, name, repeated, largest)
@@ -72,7 +76,7 @@ def check_memory(need: MemoryNeed, free: int, address_space: int | None) -> None
     if need.total <= free:
         return
     count = f"{need.workers} × " if need.workers > 1 else ""
-    kv = f", {gigabytes(need.repeated)} for embeddings of further ranks" if need.repeated else ""
+    kv = f", {gigabytes(need.repeated)} for ranks" if need.repeated else ""
     kv += f" and {gigabytes(need.kv)} for KV" if need.kv else ""
     copies = ": each worker holds a copy" if need.workers > 1 else ""
     raise StartError(

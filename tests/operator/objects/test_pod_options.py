@@ -195,6 +195,17 @@ def test_a_worker_with_fewer_cpus_than_ranks_has_one_thread_in_each() -> None:
     assert "--threads=1" in container["command"]
 
 
+def test_each_rank_has_an_accelerator_of_its_own_once_workers_have_ranks_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus: Json = {"decode__accelerator": {"resource": "nvidia.com/gpu", "with": {"rdma/ib": 1}}}
+    with pytest.raises(ManifestError, match="must be 1 with an accelerator: several ranks compute on CPUs only"):
+        pod_of(Role.DECODE, **gpus, decode__tensorParallel=2)
+    monkeypatch.setattr("baton_control.spec.tensor_parallel.RANKS_ON_ACCELERATORS", True)
+    pod = pod_of(Role.DECODE, **gpus, decode__tensorParallel=2)
+    for amounts in pod["spec"]["containers"][0]["resources"].values():
+        assert amounts == {"nvidia.com/gpu": "2", "rdma/ib": "1"}, "what is `with` it counts for the worker"
+    assert violations(pod["spec"]) == []
+
+
 def test_a_named_size_of_shared_memory_wins_over_that_for_ranks() -> None:
     pod = pod_of(Role.DECODE, decode__tensorParallel=2, decode__sharedMemory="3Gi")
     sizes = [volume["emptyDir"]["sizeLimit"] for volume in pod["spec"]["volumes"] if volume["name"] == "shm"]

@@ -322,6 +322,5 @@ def test_an_edited_degree_rolls_its_pool_alone_to_images_that_have_ranks() -> No
     moved = current_record(build_deployment(decode__tensorParallel=2), NEW, "", [store(older)])
     assert moved.worker_image == NEW.worker_image, "images of before have no ranks"
     back = [store(older), store(moved, 2)]
-    assert "tensor-parallel" not in json.dumps(
-        current_record(build_deployment(), NEW, "", back).data()["roles"]["decode"]["pod"]
-    )
+    whole = current_record(build_deployment(), NEW, "", back)
+    assert "tensor-parallel" not in json.dumps(whole.rendered[Role.DECODE].pod)

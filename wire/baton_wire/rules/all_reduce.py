@@ -46,5 +46,9 @@ NVLINK_4: Final = _table(
 interpolated. Four ranks are those times scaled as SGLang's grow from two to four; eight are estimated."""
 NVLINK_3: Final = _table([(2, (7.5, 9.4, 13.5, 46, 164)), (4, (8.5, 14.3, 25, 68, 209)), (8, (11, 18, 31, 84, 242))])
 """A100: estimated from the table above with 1.2 times the latency and 1.5 times the time of the bytes."""
-SHARED_MEMORY: Final = AllReduceTimes(tuple((ranks, ((4e3, 40e-6), (4e6, ranks * 1e-3))) for ranks in (2, 4, 8)))
-"""Processes of one machine that add up in its memory: estimated."""
+_SUMS: Final = ((8e3, 32e-6), (1e6, 189e-6), (16e6, 12.8e-3))
+SHARED_MEMORY: Final = AllReduceTimes(
+    tuple((ranks, tuple((size, seconds * ranks / 2) for size, seconds in _SUMS)) for ranks in (2, 4, 8))
+)
+"""Processes of one machine that add up in its memory. Two ranks were measured; each reads what all others wrote, so
+more ranks are taken to need more time in proportion."""
