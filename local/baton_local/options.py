@@ -242,6 +242,12 @@ def _add_usage(parser: argparse.ArgumentParser) -> None:
     add_options(parser, NAME_HELP)
 
 
+def _add_history(parser: argparse.ArgumentParser) -> None:
+    from baton_local.commands.history_options import add_options
+
+    add_options(parser, NAME_HELP)
+
+
 def _add_ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", metavar="TEXT", help="the question")
     parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
@@ -383,6 +389,7 @@ COMMANDS: Mapping[str, tuple[str, AddOptions]] = {
     "top": ("watch pools, targets, queue, tenants and links live", _add_top),
     "explain": ("show where a request lost its time", _add_explain),
     "usage": ("add up what requests used, by day, tenant and model", _add_usage),
+    "history": ("show what changed: sizes, restarts, spec, versions", _add_history),
     "ask": ("send one question to the running deployment", _add_ask),
     "chat": ("have a conversation with the running deployment", _add_chat),
     "logs": ("print the logs of the deployment's processes", _add_logs),
