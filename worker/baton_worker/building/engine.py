@@ -26,7 +26,7 @@ from baton_worker.building.bundle_files import read_bundle
 from baton_worker.building.memory_limit import free_bytes
 from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
 from baton_worker.building.served_model import (
-    ServedModel,
+    LoadedFacts,
     StartStages,
     check_quantization,
     config_path,
@@ -114,7 +114,7 @@ def build(
         stepper=Stepper(scheduler, runner, observe_step),
         limits=limits_of(config, loaded.config.vocab_size, context, encoding=encoding),
         fingerprint=fingerprint_of(
-            ServedModel(loaded.config, loaded.dtype, kv_dtype, context), model_hash, geometry, bundle
+            LoadedFacts(loaded.config, loaded.dtype, kv_dtype, context), model_hash, geometry, bundle
         ),
         watch_layers=runner.watch_layers,
         masks=masks,

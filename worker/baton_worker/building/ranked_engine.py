@@ -37,7 +37,7 @@ from baton_worker.building.engine import BLOCK_TOKENS
 from baton_worker.building.memory_limit import free_bytes
 from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
 from baton_worker.building.served_model import (
-    ServedModel,
+    LoadedFacts,
     StartStages,
     check_quantization,
     config_path,
@@ -105,7 +105,7 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
     )
 
 
-def _read_model(config: WorkerConfig) -> ServedModel:
+def _read_model(config: WorkerConfig) -> LoadedFacts:
     """The model as its files describe it, without its weights. Raises ConfigError."""
     try:
         check_quantization(config)
@@ -118,7 +118,7 @@ def _read_model(config: WorkerConfig) -> ServedModel:
     except ModelConfigError as error:
         raise ConfigError(f"argument --tensor-parallel: {error}") from error
     dtype = default_dtype(spec, CPU) if config.dtype == "auto" else DTYPES[config.dtype]
-    return ServedModel(spec, dtype, dtype, context)
+    return LoadedFacts(spec, dtype, dtype, context)
 
 
 def _read_spec(model: str) -> DecoderSpec:
@@ -132,7 +132,7 @@ def _load(processes: RankProcesses, config: WorkerConfig) -> tuple[str, bool]:
     return agreed_share(processes.load(order))
 
 
-def _size(config: WorkerConfig, served: ServedModel) -> tuple[list[KvGeometry], capacity.Capacity]:
+def _size(config: WorkerConfig, served: LoadedFacts) -> tuple[list[KvGeometry], capacity.Capacity]:
     """The shape of each rank's pool, and what fits. Memory is counted over all ranks. Raises ConfigError."""
     ranks = config.tensor_parallel
     block_tokens = config.block_tokens or BLOCK_TOKENS["cpu"]
@@ -145,7 +145,7 @@ def _size(config: WorkerConfig, served: ServedModel) -> tuple[list[KvGeometry], 
     return shapes, sized
 
 
-def _map_pool(config: WorkerConfig, served: ServedModel, shape: KvGeometry, memory: SharedMemory) -> KvPool:
+def _map_pool(config: WorkerConfig, served: LoadedFacts, shape: KvGeometry, memory: SharedMemory) -> KvPool:
     blocks = memory.size // shape.block_bytes
     is_checked = config.verify == Verify.FULL
     return KvPool(shape, blocks, served.kv_dtype, CPU, with_checksums=is_checked, memory=memory.bytes)

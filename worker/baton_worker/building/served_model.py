@@ -23,7 +23,7 @@ from baton_worker.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class LoadedFacts:
     """The model that a worker serves, as its fingerprint has it."""
 
     config: DecoderSpec
@@ -89,7 +89,7 @@ def model_directory(model: str) -> Path:
 
 
 def fingerprint_of(
-    served: ServedModel, model_hash: str, geometry: KvGeometry, bundle: TokenizerBundle
+    served: LoadedFacts, model_hash: str, geometry: KvGeometry, bundle: TokenizerBundle
 ) -> PairFingerprint:
     """The fingerprint of the whole model, whatever the number of ranks."""
     return PairFingerprint(
