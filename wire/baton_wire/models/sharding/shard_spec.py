@@ -11,7 +11,7 @@ HEADS: Final = "attention heads"
 BLOCK_COLUMNS: Final = "columns of the feed-forward blocks"
 EXPERT_COLUMNS: Final = "columns of an expert"
 SHARED_COLUMNS: Final = "columns of the shared expert"
-"""What is shared out, in the words of a refusal."""
+"""Names of these sizes in refusals."""
 
 
 def held_kv_heads(kv_heads: int, rank: int, ranks: int) -> range:
