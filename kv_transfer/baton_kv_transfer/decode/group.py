@@ -288,7 +288,7 @@ class DecodeGroup:
         return None
 
     def at(self, rank: int, actions: list[DecodeAction], now: float) -> list[GroupDecodeAction]:
-        """What one rank's machine wants. Its hand-overs that are no leg of this group end as they are."""
+        """The actions that one rank's machine wants. Its hand-overs that are no leg of this group end as they are."""
         result: list[GroupDecodeAction] = []
         for action in actions:
             match action:

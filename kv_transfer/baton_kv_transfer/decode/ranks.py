@@ -39,7 +39,7 @@ class DecodeRanks:
 
     @property
     def landing_bytes(self) -> int:
-        """Of all ranks."""
+        """The total of all ranks."""
         return sum(machine.landing_bytes for machine in self._ranks)
 
     # The engine's events ---------------------------------------------------------------------------------------------

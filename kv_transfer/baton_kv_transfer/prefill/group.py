@@ -283,7 +283,7 @@ class PrefillGroup:
         return actions
 
     def at(self, rank: int, actions: list[PrefillAction], now: float) -> list[GroupPrefillAction]:
-        """What one rank's machine wants. Its hand-overs that are no leg of this group end as they are."""
+        """The actions that one rank's machine wants. Its hand-overs that are no leg of this group end as they are."""
         result: list[GroupPrefillAction] = []
         for action in actions:
             match action:

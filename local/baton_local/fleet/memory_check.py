@@ -21,7 +21,7 @@ ELEMENT_BYTES: Mapping[Dtype, int] = {Dtype.AUTO: 4, Dtype.FLOAT32: 4, Dtype.BFL
 """On a CPU, where `auto` is float32."""
 
 RANK_PROCESS_BYTES = 250 << 20
-"""What the process of a rank takes before its first weight: Python and torch."""
+"""Memory of a rank process before its first weight: Python and torch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ class Case:
     """How the message of the rule begins."""
     good: Json
     bad: Json
+    is_for_files: bool = False
+    """Only a cluster refuses what breaks the rule."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
