@@ -30,7 +30,7 @@ async def serve(folder: Path, announce: Path, options: argparse.Namespace) -> No
     pool = FakePool(folder, tokenizer, words)
     for role in (Role.PREFILL, Role.DECODE):
         known = {"served_name": options.served_name, "step_s": options.step_ms / 1e3, "blocks_total": 1 << 16}
-        await pool.add(role, max_context_tokens=options.context_tokens, **known)
+        await pool.add(role, max_context_tokens=options.context_tokens, takes_turns=options.takes_turns, **known)
     announce.with_suffix(".draft").write_text("{}")
     announce.with_suffix(".draft").replace(announce)
     while True:  # what tests look at would only pile up here
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--announce", type=Path, required=True)
     parser.add_argument("--step-ms", type=float, default=20.0)
     parser.add_argument("--context-tokens", type=int, default=2_048)
+    parser.add_argument("--takes-turns", action="store_true", help="prompts wait in fair turns, as at a real worker")
     parser.add_argument("--served-name", default=SERVED_NAME)
     parser.add_argument("--vocabulary", type=int, help="tokens of a large tokenizer (default: a small one)")
     options = parser.parse_args()

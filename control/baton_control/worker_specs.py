@@ -58,6 +58,8 @@ class Site:
     """Path of the clients' API keys; None: the gateway needs none."""
     tenants_path: str | None = None
     """Folder with the compiled table of LLMTenants, for a deployment with `gateway.tenants`."""
+    ledger_path: str | None = None
+    """Folder in which gateways record what requests use; None: they do not."""
     operator_url: str | None = None
     """URL for the gateways' telemetry, without the `/{namespace}/{name}` of the deployment; None: none is sent."""
     paced_path: str | None = None
@@ -145,6 +147,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         *_tenants(deployment, site),
         *((f"--allowed-origins={','.join(spec.gateway.allowed_origins)}",) if spec.gateway.allowed_origins else ()),
         *_tracing(deployment),
+        *_ledger(site),
         *_drain(site),
     )
     argv = (site.python, "-m", MODULES[Role.GATEWAY], *arguments)
@@ -288,6 +291,11 @@ def _tracing(deployment: LLMDeployment) -> tuple[str, ...]:
     if tracing is None:
         return ()
     return (f"--tracing-endpoint={tracing.endpoint}", f"--tracing-sample-ratio={tracing.sample_ratio:g}")
+
+
+def _ledger(site: Site) -> tuple[str, ...]:
+    """The flags for the ledger; none where there is none, so that no old gateway restarts."""
+    return () if site.ledger_path is None else (f"--ledger={site.ledger_path}",)
 
 
 def _aliases(deployment: LLMDeployment) -> tuple[str, ...]:

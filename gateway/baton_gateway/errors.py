@@ -261,5 +261,11 @@ def template_unavailable() -> Problem:
     return Problem(503, SERVER, message, None, "template_unavailable", 1)
 
 
+def ledger_unavailable() -> Problem:
+    """The request cannot be recorded, and the installation demands that every request is."""
+    message = "The use of this request cannot be recorded at present, and it must be; try again later."
+    return Problem(503, SERVER, message, None, "ledger_unavailable", 5)
+
+
 def shutting_down() -> Problem:
     return Problem(503, SERVER, "This gateway is shutting down.", None, "shutting_down", 1)

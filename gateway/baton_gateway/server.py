@@ -23,7 +23,18 @@ from baton_gateway.http_api.endpoints import not_http
 from baton_gateway.http_api.loop_accounts import LoopAccounts
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.rate_limits import RateLimits
-from baton_gateway.http_api.routes import ApiOptions, ApiParts, HttpApi
+from baton_gateway.http_api.routes import ApiParts, HttpApi
+from baton_gateway.http_api.viewers import Viewers
+from baton_gateway.page.page_desk import PageDesk
+from baton_gateway.page.page_part import PartSources
+from baton_gateway.page.viewer import is_loopback
+from baton_gateway.process_rules import (
+    admission_limits,
+    api_options,
+    connection_limits,
+    open_own_ledger,
+    relay_rules,
+)
 from baton_gateway.records.record_desk import RecordDesk
 from baton_gateway.records.record_ring import RecordRing
 from baton_gateway.reporting.metric_files import METRICS_VARIABLE
@@ -32,12 +43,9 @@ from baton_gateway.reporting.metrics_page import own_version
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
 from baton_gateway.reporting.state_page import ProcessReport, cache_report, worker_report
 from baton_gateway.reporting.vllm_names import with_vllm_names
-from baton_gateway.requests.admission import Admission, AdmissionLimits
-from baton_gateway.requests.live_request import RelayRules
+from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.relay import Relay
-from baton_gateway.requests.request_events import LifeRules
 from baton_gateway.requests.tenant import Tenant
-from baton_gateway.requests.wait_prediction import WaitRules
 from baton_gateway.settings import Settings, SettingsError, config_hash
 from baton_gateway.tenancy.tenant_meters import TenantMeters
 from baton_gateway.tenancy.tenants import Tenants
@@ -47,12 +55,10 @@ from baton_gateway.tracing.trace_builder import GEN_AI_OPT_IN_VARIABLE, wants_ge
 from baton_gateway.tracing.trace_exporter import TraceExporter
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import LinkTimes, WorkerLinks
-from baton_gateway.workers.route import RoutePolicy
+from baton_wire.deployment_history import decode_history
 from baton_wire.discovery import Endpoint, watch
 from baton_wire.keys import KeyDirectory
 from baton_wire.listening.bounded_server import BoundedServer
-from baton_wire.listening.connection_book import ConnectionLimits
-from baton_wire.listening.descriptors import connection_cap
 from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.operator_link import (
     MAX_CONFIG_BYTES,
@@ -65,15 +71,10 @@ from baton_wire.messages.operator_link import (
     Summary,
 )
 from baton_wire.messages.values import Address, Role
-from baton_wire.rules.prompt_placement import LatencyTargets
 
 _log = logging.getLogger("baton.gateway")
 SHUTDOWN_S = 1.0
 """For connections to close, after their requests have ended."""
-UNSET_QUEUE_S = 60.0
-"""The longest wait for a turn where none is set."""
-MAX_CONNECTIONS = 8_192
-"""Connections per process. A stalled stream costs up to 384 KiB (see `streaming_writer` and the send buffer)."""
 SEND_BUFFER_BYTES = 128 << 10
 """The kernel's own buffer per connection, kept small so that a client that stops reading is noticed."""
 
@@ -88,19 +89,20 @@ class GatewayServer:
         self._settings = settings
         self._reread = reread
         self.epoch = secrets.token_bytes(16)
-        rules = _rules(settings)
+        rules = relay_rules(settings)
         keys = KeyDirectory(settings.keys)
         self.table = WorkerTable()
         self.metrics = GatewayMetrics(CollectorRegistry(), settings.slo_ttft_s, settings.slo_tpot_s)
         if settings.metrics_compat == "vllm":
             self.metrics.rename = lambda page: with_vllm_names(page, next(iter(self.table.served_names()), ""))
         self._templates = TemplateRenderer()
-        self._admission = Admission(_limits(settings))
+        self._admission = Admission(admission_limits(settings))
         records = RecordRing(settings.request_records, epoch=self.epoch.hex())
         self.relay = Relay(self.table, self._admission, self._templates, self.metrics, rules, records=records)
         self.traces = _trace_exporter(settings, self.metrics)
         if self.traces is not None:
             self.relay.trace = self.traces.offer
+        self.ledger = self.relay.ledger = open_own_ledger(settings, self.metrics)
         folder = os.environ.get(METRICS_VARIABLE)
         self.desk = RecordDesk(records, None if folder is None else Path(folder), settings.processes)
         self.links = WorkerLinks(
@@ -115,6 +117,9 @@ class GatewayServer:
         tokens = None if settings.jwt is None else read_verifier(settings.jwt)
         self.tenants = Tenants(settings.api_keys, settings.tenants, settings.limit_share, tokens)
         self.meters = TenantMeters(settings.limit_share)
+        self.page = self._page_desk(None if folder is None else Path(folder))
+        self._history = b""
+        """The deployment's history as JSON; empty: none was announced."""
         self._has_order = False  # from the operator, whose parts of limits stay without it
         self._certificate = None if settings.tls is None else Certificate(settings.tls)
         self.complaint = ""
@@ -125,9 +130,9 @@ class GatewayServer:
         limits, self._accounts = RateLimits(self.meters), LoopAccounts(self.tenants)
         parts = ApiParts(
             *(self.relay, self.table, self.tenants, limits, self._templates, self.metrics, self.budget, self._accounts),
-            *(self.desk, keys),
+            *(self.desk, self.page, Viewers(self.tenants, keys, is_local=is_loopback(settings.listen[0]))),
         )
-        self.api = HttpApi(parts, _api_options(settings), self.health_problems)
+        self.api = HttpApi(parts, api_options(settings), self.health_problems)
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: BoundedServer | None = None
@@ -168,9 +173,12 @@ class GatewayServer:
         await self._templates.start()
         await self.links.start()
         await self.desk.start()
+        await self.page.start()
         if self.traces is not None:
             self.traces.start()
-        limits, accounts = _connections(self._settings), self._accounts.listener
+        if self.ledger is not None:
+            self.ledger.start()
+        limits, accounts = connection_limits(self._settings), self._accounts.listener
         self._http = BoundedServer(self.api.handle, limits, _log, not_http, accounts)
         self._http.begin(listening, None if self._certificate is None else self._certificate.context)
         self._tasks = [
@@ -203,8 +211,13 @@ class GatewayServer:
             await self._http.end(SHUTDOWN_S)
         await self.links.stop()
         await self.desk.stop()
+        await self.page.stop()
         if self.traces is not None:
             await self.traces.stop()
+        if self.ledger is not None and not await asyncio.to_thread(self.ledger.stop):
+            _log.error(
+                "the ledger is not written to its end; the next process writes the rest: %s", self.ledger.writer.problem
+            )
         await self._templates.stop()
         await self.relay.prompts.compiler.stop()
 
@@ -213,7 +226,10 @@ class GatewayServer:
             linked: dict[Role, int] = {}
             for worker in self.table.all():
                 linked[worker.role] = linked.get(worker.role, 0) + 1
-            self.metrics.sample(self._admission.num_running, self._admission.num_waiting, linked)
+            now = asyncio.get_running_loop().time()
+            self.metrics.sample(self._admission.num_running, self._admission.num_waiting, linked, now)
+            if self.ledger is not None:
+                self.metrics.sample_ledger(self.ledger.num_held, is_failing=bool(self.ledger.writer.problem))
             try:
                 self.tenants.refresh()
             except ValueError as error:
@@ -261,12 +277,22 @@ class GatewayServer:
         if config_hash(settings) == config_hash(self._settings):
             return
         self._settings = settings
+        self.metrics.series.retarget(settings.slo_ttft_s, settings.slo_tpot_s)
         if not self._has_order:
             self._set_share(settings.limit_share)
-        self.relay.reconfigure(_rules(settings))
-        self._admission.reconfigure(_limits(settings))
-        self.api.reconfigure(_api_options(settings))
+        self.relay.reconfigure(relay_rules(settings))
+        self._admission.reconfigure(admission_limits(settings))
+        self.api.reconfigure(api_options(settings))
         _log.info("configuration %s applied", config_hash(settings))
+
+    def _page_desk(self, folder: Path | None) -> PageDesk:
+        sources = PartSources(
+            *(self.table, self._admission, self.tenants, self.meters, self.metrics),
+            targets=lambda: (self._settings.slo_ttft_s, self._settings.slo_tpot_s),
+            problem=lambda: str(longest_lasting(self.health_problems(), NOT_READY_S) or ""),
+            history=lambda: self._history,
+        )
+        return PageDesk(sources, self.desk, folder, self._settings.processes)
 
     def _operator_link(self, keys: KeyDirectory) -> OperatorLink | None:
         settings = self._settings
@@ -280,6 +306,7 @@ class GatewayServer:
             self.tenants.take_content,
             self._limit_uses,
             self._take_shares,
+            self._take_history,
         )
         hello = GatewayHello(settings.name, settings.processes)
         altered = self.metrics.altered_frames["operator"]
@@ -303,6 +330,14 @@ class GatewayServer:
             else:
                 self.meters.apply(change, now)
         self._renew(self.tenants.set_slots(slots))
+
+    def _take_history(self, content: bytes) -> None:
+        try:
+            decode_history(content)
+        except ValueError as error:
+            _log.warning("the deployment's history stays as it was: %s", error)
+            return
+        self._history = content
 
     def _set_share(self, share: float) -> None:
         """Set this process's part of every limit that has none of its own."""
@@ -337,22 +372,6 @@ class GatewayServer:
         self.links.update_addresses(Role.DECODE, map(_address, endpoints))
 
 
-def _connections(settings: Settings) -> ConnectionLimits:
-    total = connection_cap(MAX_CONNECTIONS)
-    per_address = settings.max_connections_per_address
-    return ConnectionLimits(total, (total + 1) // 2 if per_address is None else per_address or None)
-
-
-def _api_options(settings: Settings) -> ApiOptions:
-    return ApiOptions(
-        _policy(settings),
-        tuple(settings.allowed_origins),
-        settings.model_aliases,
-        settings.unknown_fields,
-        None if settings.tracing_endpoint is None else settings.tracing_sample_ratio,
-    )
-
-
 def _trace_exporter(settings: Settings, metrics: GatewayMetrics) -> TraceExporter | None:
     """Build the exporter of traces. OpenTelemetry is imported for it alone."""
     if settings.tracing_endpoint is None:
@@ -362,38 +381,6 @@ def _trace_exporter(settings: Settings, metrics: GatewayMetrics) -> TraceExporte
     instance, is_gen_ai = f"{settings.name}/{os.getpid()}", wants_gen_ai(os.environ.get(GEN_AI_OPT_IN_VARIABLE, ""))
     sender = OtlpSender(settings.tracing_endpoint, instance, own_version(), is_gen_ai=is_gen_ai)
     return TraceExporter(sender, metrics.traced)
-
-
-def _policy(settings: Settings) -> RoutePolicy:
-    return RoutePolicy(
-        disaggregate=settings.disaggregation != "never",
-        decode_locally=settings.prefill_unavailable == "decode-locally",
-        targets=LatencyTargets(settings.slo_ttft_s, settings.slo_tpot_s) if settings.disaggregation == "auto" else None,
-    )
-
-
-def _rules(settings: Settings) -> RelayRules:
-    life = LifeRules(park_s=settings.park_s, tpot_s=settings.slo_tpot_s)
-    duration_s = settings.max_request_duration_s
-    wait = WaitRules(settings.slo_ttft_s, settings.max_queue_s)
-    return RelayRules(
-        life,
-        _policy(settings),
-        duration_s,
-        settings.slo_ttft_s,
-        wait,
-        settings.max_queued,
-        generation_defaults=settings.generation_defaults == "on",
-        clamps_max_tokens=settings.oversized_max_tokens == "clamp",
-    )
-
-
-def _limits(settings: Settings) -> AdmissionLimits:
-    """A request may wait as long for its turn as for workers to appear. Without a setting only the predicted wait is
-    bounded, and requests that were let in wrongly end after a minute.
-    """
-    max_wait_s = max(UNSET_QUEUE_S if settings.max_queue_s is None else settings.max_queue_s, settings.park_s)
-    return AdmissionLimits(settings.max_running, settings.max_queued, max_wait_s)
 
 
 def _address(endpoint: Endpoint) -> Address:

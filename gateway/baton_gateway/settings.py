@@ -31,6 +31,7 @@ from baton_gateway.flag_types import (
     seconds,
     share,
 )
+from baton_gateway.ledger.request_ledger import LedgerLines
 from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_wire.discovery import Source
 from baton_wire.liveness import DEFAULT_LIVENESS
@@ -102,6 +103,12 @@ class Settings:
     """This gateway's name, for the operator."""
     request_records: int
     """Records of requests that each process keeps; 0: none."""
+    ledger: Path | None
+    """The folder of the ledger; None: what requests use is not recorded."""
+    ledger_lines: LedgerLines
+    """`files` of that folder, or `stdout`."""
+    ledger_full: str
+    """`serve`: requests that cannot be recorded are served; `refuse`: they are refused."""
     tracing_endpoint: str | None
     """Where a collector takes OTLP over HTTP; None: no traces."""
     tracing_sample_ratio: float
@@ -258,6 +265,19 @@ FLAGS = (
         count(0, 100_000),
         10_000,
         "records of requests that each process keeps for `baton explain`; 0: none (default %(default)s)",
+    ),
+    Flag("ledger", DIR, None, "folder where the use of every request is recorded, see docs/usage.md (default: none)"),
+    Flag(
+        "ledger-lines",
+        choice(*LedgerLines, read=LedgerLines),
+        str(LedgerLines.FILES),
+        "write the lines of --ledger to files in it, or to stdout for a log collector (default %(default)s)",
+    ),
+    Flag(
+        "ledger-full",
+        choice("serve", "refuse"),
+        "serve",
+        "of requests that cannot be recorded: serve them and count them, or refuse them (default %(default)s)",
     ),
     Flag("tracing-endpoint", OTLP, None, "OTLP over HTTP, http://HOST:4318: export traces (default: none)"),
     Flag(

@@ -30,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "status": _status,
         "top": _top,
         "explain": _explain,
+        "usage": _usage,
+        "history": _history,
         "ask": _ask,
         "chat": _chat,
         "logs": _logs,
@@ -93,6 +95,12 @@ def _completion(options: argparse.Namespace) -> int:
 
     print(shtab.complete(command_line(HEAVY_COMMANDS), options.shell))
     return 0
+
+
+def _history(options: argparse.Namespace) -> int:
+    from baton_local.commands.history import HistoryOptions, run_history
+
+    return run_history(HistoryOptions(options.name, options.since, options.kind, options.format, options.file))
 
 
 def _key(options: argparse.Namespace) -> int:
@@ -264,6 +272,12 @@ def _explain(options: argparse.Namespace) -> int:
             link_keys=options.link_keys,
         )
     )
+
+
+def _usage(options: argparse.Namespace) -> int:
+    from baton_local.usage.command import run_usage
+
+    return run_usage(options)
 
 
 def _ask(options: argparse.Namespace) -> int:

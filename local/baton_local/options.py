@@ -235,6 +235,18 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     add_options(parser, NAME_HELP)
 
 
+def _add_usage(parser: argparse.ArgumentParser) -> None:
+    from baton_local.usage.usage_options import add_options
+
+    add_options(parser, NAME_HELP)
+
+
+def _add_history(parser: argparse.ArgumentParser) -> None:
+    from baton_local.commands.history_options import add_options
+
+    add_options(parser, NAME_HELP)
+
+
 def _add_ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", metavar="TEXT", help="the question")
     parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
@@ -375,6 +387,8 @@ COMMANDS: Mapping[str, tuple[str, AddOptions]] = {
     "status": ("show the running processes and their latencies", _add_status),
     "top": ("watch pools, targets, queue, tenants and links live", _add_top),
     "explain": ("show where a request lost its time", _add_explain),
+    "usage": ("add up what requests used, by day, tenant and model", _add_usage),
+    "history": ("show what changed: sizes, restarts, spec, versions", _add_history),
     "ask": ("send one question to the running deployment", _add_ask),
     "chat": ("have a conversation with the running deployment", _add_chat),
     "logs": ("print the logs of the deployment's processes", _add_logs),

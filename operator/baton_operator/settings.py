@@ -134,6 +134,7 @@ def parse(argv: list[str]) -> Settings:
             monitoring_labels=parse_labels("--monitoring-labels", given.monitoring_labels),
             monitoring_interval=_interval(given.monitoring_interval),
             metrics_compat=given.metrics_compat,
+            ledger=given.ledger,
             llmd_labels=given.llmd_labels,
             inference_pool=given.inference_pool,
             route_timeouts=not given.no_route_timeouts,
@@ -192,6 +193,7 @@ def _add_installation_flags(parser: argparse.ArgumentParser) -> None:
         "--monitoring-labels", default="{}", metavar="JSON", help="labels of PodMonitors and PrometheusRules"
     )
     parser.add_argument("--monitoring-interval", default="15s", help="time between two reads of a Pod's metrics")
+    parser.add_argument("--ledger", choices=("stdout",), default="", help="have gateways write what requests use there")
     parser.add_argument("--metrics-compat", choices=("vllm",), default="", help="serve metrics under these names too")
     parser.add_argument("--llmd-labels", action="store_true", help="labels llm-d.ai/role and llm-d.ai/model on Pods")
     parser.add_argument(

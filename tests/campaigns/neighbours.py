@@ -195,8 +195,8 @@ async def campaign(at: Target, options: argparse.Namespace) -> tuple[list[Window
     """Every window, and what was seen alone."""
     victim = Victim(at.port, MODEL, CONTEXT[options.workers], VOCABULARY[options.workers], BAD, LIMITED)
     names = options.behaviours or [behaviour.name for behaviour in BEHAVIOURS]
-    ways = [(name, [name]) for name in names]
-    ways += [(TOGETHER, names)] if len(names) > 1 else []
+    ways = [] if options.together else [(name, [name]) for name in names]
+    ways += [(TOGETHER, names)] if len(names) > 1 or not ways else []
     alone, windows = Seen(), []
     client = SteadyClient(at.port, GOOD, shorts(MODEL, "Hello!"), options.rate)
     async with Attacker(victim, options.seed) as attacker, client:
@@ -228,6 +228,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each way (default %(default)s)")
     parser.add_argument("--rate", type=float, default=16.0, help="requests a second of the good tenant")
     parser.add_argument("--behaviours", nargs="+", metavar="NAME", choices=tuple(BY_NAME), help="(default: all)")
+    parser.add_argument("--together", action="store_true", help="only all behaviours together, none by itself")
     parser.add_argument("--list", action="store_true", help="print the behaviours, and run nothing")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="folder for the logs of the processes (default: thrown away)")

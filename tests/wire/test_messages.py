@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import secrets
 import sys
@@ -24,6 +25,7 @@ from baton_wire.messages.values import (
     Finish,
     Grammar,
     Message,
+    NestedValue,
     PeerRef,
     Reason,
     Role,
@@ -298,3 +300,18 @@ def test_token_ids_are_little_endian_and_whole() -> None:
     assert sys.byteorder in ("little", "big")
     with pytest.raises(ValueError, match="5 bytes are not a multiple of 4"):
         unpack_ids(b"12345")
+
+
+def test_no_message_is_visited_by_the_garbage_collector() -> None:
+    """They are immutable and refer to plain values, so no cycle goes through them. With 100,000 log probabilities
+    waiting in a gateway, a full collection held up its loop for 70 ms."""
+    entries = (TokenEntry(bytes(16), 1, 0, 0, (7,), (TokenLogprob(-0.5, ((7, -0.5), (8, -1.5))),), None, None),)
+    message = decode(encode(gateway_link.Tokens(1, entries)), gateway_link.ToGateway)
+    assert isinstance(message, gateway_link.Tokens)
+    gc.collect(0)  # a tuple is no longer visited once a collection has seen that nothing in it is
+    assert not any(map(gc.is_tracked, (message, message.entries, message.entries[0], message.entries[0].logprobs)))
+    kinds = {Message, NestedValue}
+    while more := {kind for base in kinds for kind in base.__subclasses__()} - kinds:
+        kinds |= more
+    assert len(kinds) > 20
+    assert not [kind for kind in kinds if kind.__struct_config__.gc]

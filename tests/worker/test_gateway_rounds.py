@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import HeldTurn, ToGateway, WorkerState
 from baton_wire.rules.gateway_rounds import HeldRank, Urgency
+from baton_worker.serving import gateway_links
 from baton_worker.serving.gateway_links import CameSince, GatewayLink, GatewayLinks
 
 LATE = Urgency(HeldRank.LATE)
@@ -91,3 +95,25 @@ async def test_each_gateway_hears_how_many_share_the_worker() -> None:
         await asyncio.sleep(0.001)
     reporting.cancel()
     assert (shared_by(one), shared_by(other)) == ([2, 1], [2])
+
+
+@pytest.mark.parametrize("are_two", [True, False])
+async def test_gateways_hear_of_room_soon_while_one_holds_prompts(
+    are_two: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway does not know what another one's prompts still need. What it sent by itself it knows."""
+    monkeypatch.setattr(gateway_links, "REPORT_S", 3_600.0)
+    links, one, other = two_links()
+    steps = itertools.count(1)
+    monkeypatch.setattr(Idle, "state", lambda self: WorkerState(False, 0, 0, 0, 9, 9, next(steps), 0.01))
+    if not are_two:
+        links._links.discard(other)
+    links._note_holding(one, LATE)
+    reporting = asyncio.create_task(links.report_state())
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(30.0 if are_two else 0.1):
+            while len(states(one)) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+    reporting.cancel()
+    assert len(states(one)) == (3 if are_two else 1)
+    assert len(states(other)) == (3 if are_two else 0)

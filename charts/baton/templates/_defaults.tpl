@@ -33,6 +33,7 @@ networkPolicy:
   additionalEgress: []
 monitoring: {namespace: "", podMonitor: false, prometheusRule: false, labels: {}, interval: "", dashboards: {enabled: false, labels: {grafana_dashboard: "1"}}}
 serviceMonitor: {enabled: false}
+ledger: ""
 metricsCompat: ""
 llmdLabels: false
 routeTimeouts: true

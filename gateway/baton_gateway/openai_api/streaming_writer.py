@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from baton_gateway.answers.output_parts import AnswerPart, ContentPart, merge_parts
@@ -75,6 +75,12 @@ class StreamingWriter:
         """Prompt tokens, if every chunk has the usage so far; else None."""
         self._counted: list[int] = []
         """Tokens of each choice so far."""
+        self._handed: list[int] = []
+        """Tokens of each choice that were handed to the connection."""
+        self.handed_tokens = 0
+        """Tokens of all choices that were handed to the connection."""
+        self.on_handed: Callable[[int], None] | None = None
+        """Called with `handed_tokens` right before tokens are handed over."""
         self._begun: list[bool] = []
         self._allowed_bytes = MAX_BUFFERED_BYTES
         self._prompt_bytes: dict[int, int] = {}
@@ -103,6 +109,7 @@ class StreamingWriter:
         self._writer = self._form.writer(answer)
         self._continuous_from = answer.prompt_tokens if answer.continuous_usage else None
         self._counted = [0] * answer.num_choices
+        self._handed = [0] * answer.num_choices
         self._begun = [False] * answer.num_choices
 
     @property
@@ -219,7 +226,11 @@ class StreamingWriter:
             taken = self._take_some()
         events: list[JsonBytes] = []
         for choice, pending in taken.items():
+            self.handed_tokens += self._counted[choice] - self._handed[choice]
+            self._handed[choice] = self._counted[choice]
             self._add_events(events, choice, pending)
+        if taken and self.on_handed is not None:
+            self.on_handed(self.handed_tokens)
         if self._end is not None and not self._pending:
             events += self._last_events(*self._end)
             self._end = None

@@ -16,6 +16,16 @@ class TraceResult(enum.Enum):
     """Too many were waiting for the collector."""
 
 
+class LedgerResult(enum.Enum):
+    """The end of a request in the ledger."""
+
+    WRITTEN = "written"
+    UNRECORDED = "unrecorded"
+    """Served without an entry: none was free."""
+    REFUSED = "refused"
+    """Refused: no entry was free, and the ledger is required."""
+
+
 class Outcome(enum.StrEnum):
     """How a request ended; a closed set that also labels metrics."""
 

@@ -23,9 +23,22 @@ MAX_WAITING = 131_072
 """Entries that may wait before links are read on: some 40 MB, plain ones or those with log probabilities, which count
 as LOGPROBS_ENTRIES. A smaller bound is reached by one tenant's log probabilities, and then holds up all others."""
 LOGPROBS_ENTRIES = 8
+PART_SIZE = 128
+"""The most that is delivered of one request before the time is looked at. One with 1,024 choices and log probabilities
+brings 100 ms of work in a step of its worker."""
 
 ArrivedEntry = tuple[bytes, TokenEntry]
 """The epoch of a worker, and what it sent."""
+
+
+class _Arrived:
+    """The entries that arrived for one request, and their weight."""
+
+    __slots__ = ("entries", "size")
+
+    def __init__(self, entries: list[ArrivedEntry], size: int) -> None:
+        self.entries = entries
+        self.size = size
 
 
 class _Line:
@@ -50,7 +63,7 @@ class Deliveries:
         self._open = open_tickets
         self._lines: dict[str, _Line] = {}
         """By the name of the account that they are charged to."""
-        self._arrived: dict[int, list[ArrivedEntry]] = {}
+        self._arrived: dict[int, _Arrived] = {}
         """By the ticket of a request."""
         self._num_waiting = 0
 
@@ -60,11 +73,13 @@ class Deliveries:
         return self._num_waiting > MAX_WAITING
 
     def add(self, live: LiveRequest, epoch: bytes, entry: TokenEntry) -> None:
-        self._num_waiting += _size(entry)
+        size = _size(entry)
+        self._num_waiting += size
         if (arrived := self._arrived.get(live.ticket)) is not None:
-            arrived.append((epoch, entry))
+            arrived.entries.append((epoch, entry))
+            arrived.size += size
             return
-        self._arrived[live.ticket] = [(epoch, entry)]
+        self._arrived[live.ticket] = _Arrived([(epoch, entry)], size)
         holder = _holder(live)
         line = self._lines.get(holder)
         if line is None:
@@ -86,7 +101,7 @@ class Deliveries:
             while line.requests:
                 live = line.requests.popleft()
                 grown[live.ticket] = live  # also what `deliver_now` has delivered is still to be written out
-                self._deliver_all(live)
+                self._deliver_part(live, line)
                 if line.requests and self._loop.time() > until_s:
                     break
         finally:  # an error of one request, which the loop reports, holds up no other
@@ -95,12 +110,31 @@ class Deliveries:
             else:
                 del self._lines[holder]
 
+    def _deliver_part(self, live: LiveRequest, line: _Line) -> None:
+        """Deliver what has arrived for a request, or a part if that is much. Then the rest waits in the line."""
+        arrived = self._arrived.get(live.ticket)
+        if arrived is None or arrived.size <= PART_SIZE:
+            self._deliver_all(live)
+            return
+        part, size = 0, 0
+        while part < len(arrived.entries) and size < PART_SIZE:
+            size += _size(arrived.entries[part][1])
+            part += 1
+        delivered, arrived.entries = arrived.entries[:part], arrived.entries[part:]
+        arrived.size -= size
+        self._num_waiting -= size
+        if arrived.entries:
+            line.requests.append(live)
+        else:
+            del self._arrived[live.ticket]
+        self._deliver(live, delivered)
+
     def _deliver_all(self, live: LiveRequest) -> None:
         """Deliver what has arrived for a request, if anything has."""
         arrived = self._arrived.pop(live.ticket, None)
         if arrived is not None:
-            self._num_waiting -= sum(_size(entry) for _, entry in arrived)
-            self._deliver(live, arrived)
+            self._num_waiting -= arrived.size
+            self._deliver(live, arrived.entries)
 
 
 def _holder(live: LiveRequest) -> str:

@@ -45,6 +45,8 @@ SWEEP_S = 1.0
 """How often late runs of requests that have ended are dropped: their turn may be far away."""
 LOOK_S = 0.05
 """How often held runs are checked without a report: a worker's load shrinks by the clock."""
+LEAST_LOOK_S = 0.003
+"""Least time between two checks, however often there may be room."""
 
 TENANT_GREED = 16.0
 """How many times the slots that it leaves free a tenant may take: alone 16/17 of them, two tenants 16/33 each (see
@@ -99,7 +101,7 @@ class HeldRuns:
         self._timer: asyncio.TimerHandle | None = None
         self._context = process_context()
         """The context of the timer, which releases runs of all tenants."""
-        self._swept_s = 0.0
+        self._swept_s = self._checked_s = 0.0
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values()) + sum(map(len, self._pieces.values()))
@@ -138,11 +140,18 @@ class HeldRuns:
         queue.push((live, action), live.life.arrived_s, route.own_s, tenant.name, tenant.weight)
         self._urgent[fingerprint] = queue.urgency()
         self._rounds.announce(self._urgent, asyncio.get_running_loop().time())
-        if self._router.load_of(live).sequences(tenant.name):
-            self._check_later()
+        if self._goes_first(live, fingerprint):
+            self._check_soon()  # there may be room for it now
         else:
-            self._check_soon()  # it goes first, and there may be room for it now
+            self._check_later()
         return True
+
+    def _goes_first(self, live: LiveRequest, fingerprint: PairFingerprint) -> bool:
+        """Return whether the tenant's held runs go before those of others: it has nothing at work, or is light."""
+        load, now = self._router.load_of(live), asyncio.get_running_loop().time()
+        if not load.sequences(live.tenant.name):
+            return True
+        return load.is_light(live.tenant.name, own_prefill(self._table.views(), fingerprint), now)
 
     def _is_within_share(self, live: LiveRequest, action: PickRoute) -> bool:
         """A request's first run always is, and with it every request of one run."""
@@ -212,14 +221,19 @@ class HeldRuns:
         is_busy = is_busy and not self._goes_ahead(live, action, route, fingerprint)
         return not is_busy if route.is_prefill_local else not is_held_up and (route.is_decode_local or not is_busy)
 
-    def encoded(self) -> None:
-        """A prompt was encoded: there may be room for others of its request."""
-        if self._pieces:
+    def note_room(self) -> None:
+        """A prompt was computed or a sequence ended: there may be room for others."""
+        if self._queues or self._pieces:
             self._check_soon()
 
     def release_ready(self) -> None:
         """Release runs whose turn has come. Called when a worker reported, joined or left, and by the clock."""
-        now = asyncio.get_running_loop().time()
+        now = self._checked_s = asyncio.get_running_loop().time()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._queues or self._pieces:
+            self._table.refresh()
         is_due = now - self._swept_s >= SWEEP_S
         self._swept_s = now if is_due else self._swept_s
         for fingerprint, queue in list(self._queues.items()):
@@ -316,20 +330,23 @@ class HeldRuns:
         return ticket in self._pieces
 
     def _check_soon(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(0.0, self.release_ready, context=self._context)
+        self._check_at(self._checked_s + LEAST_LOOK_S)
 
     def _check_later(self) -> None:
+        if self._queues or self._pieces:
+            waits = [self._rounds.wait_s(fingerprint) for fingerprint in self._queues]
+            soonest_s = min((wait_s for wait_s in waits if wait_s), default=LOOK_S)
+            self._check_at(asyncio.get_running_loop().time() + min(LOOK_S, soonest_s))
+
+    def _check_at(self, at_s: float) -> None:
+        """Check at this time, or earlier if that is planned: however many runs arrive, they put no check off."""
+        loop = asyncio.get_running_loop()
+        at_s = max(at_s, loop.time())
         if self._timer is not None:
+            if self._timer.when() <= at_s:
+                return
             self._timer.cancel()
-        if not self._queues and not self._pieces:
-            self._timer = None
-            return
-        waits = [self._rounds.wait_s(fingerprint) for fingerprint in self._queues]
-        soonest_s = min((wait_s for wait_s in waits if wait_s), default=LOOK_S)
-        look_s = min(LOOK_S, soonest_s)
-        self._timer = asyncio.get_running_loop().call_later(look_s, self.release_ready, context=self._context)
+        self._timer = loop.call_at(at_s, self.release_ready, context=self._context)
 
 
 def _free(load: ModelLoad, views: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:

@@ -13,10 +13,12 @@ import msgspec
 
 from baton_gateway.answers.parse_plan import ParsePlan
 from baton_gateway.errors import Problem
+from baton_gateway.ledger.request_ledger import LedgerEntry
 from baton_gateway.openai_api.answer_bounds import bytes_ahead, values_bytes
 from baton_gateway.openai_api.answer_writers import AnswerWriter
 from baton_gateway.openai_api.encoding_types import EncodeRequest
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
+from baton_gateway.openai_api.response_encoding import Usage
 from baton_gateway.records.trail import Moment, Trail
 from baton_gateway.reporting.metrics import RequestTimes
 from baton_gateway.requests.encode_plan import EncodePlan
@@ -114,6 +116,10 @@ class LiveRequest:
     """How it ended; empty: it has not."""
     problem: Problem | None = None
     """The error that it ended with."""
+    entry: LedgerEntry | None = None
+    """Its entry in the ledger, from its first attempt until its client has the answer; None: it has none."""
+    usage: Usage | None = None
+    """Its usage, once it has ended."""
     slow_gap_s: float = math.inf
     """Longer gaps between its tokens are noted."""
     parse_plan: ParsePlan | None = None

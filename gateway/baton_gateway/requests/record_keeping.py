@@ -52,12 +52,13 @@ def trail_facts(live: LiveRequest, rules: RelayRules) -> TrailFacts:
         trace_id=trace.trace_id if trace is not None and (trace.is_sampled or trace.parent_id) else "",
         parent_id="" if trace is None else trace.parent_id,
         is_sampled=trace is not None and trace.is_sampled,
-        operation=_operation(live),
+        operation=operation_of(live),
         unanswered_s=ended_s - times.arrived_s if is_abandoned else None,
     )
 
 
-def _operation(live: LiveRequest) -> str:
+def operation_of(live: LiveRequest) -> str:
+    """The name of what a request asks for, in traces and in the ledger."""
     if isinstance(live.request, EncodeRequest):
         return "embeddings" if live.request.task is EncodeTask.EMBED else live.request.task.value
     return "chat" if isinstance(live.request, ChatRequest) else "text_completion"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.ledger.request_ledger import RequestLedger
 from baton_gateway.openai_api.answer_writers import AnswerWriter
 from baton_gateway.openai_api.encoding_answers import EncodingWriter
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
@@ -23,13 +24,8 @@ from baton_gateway.requests.accounting import answer_lengths, count_backlog, cou
 from baton_gateway.requests.admission import Admission, Verdict
 from baton_gateway.requests.deliveries import ArrivedEntry, Deliveries
 from baton_gateway.requests.held_runs import HeldRuns
-from baton_gateway.requests.live_request import (
-    LiveRequest,
-    RelayRules,
-    answer_effort,
-    log_failure,
-    num_sequences,
-)
+from baton_gateway.requests.ledger_keeping import close_entry, note_end, note_first, open_entry
+from baton_gateway.requests.live_request import LiveRequest, RelayRules, answer_effort, log_failure, num_sequences
 from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.model_loads import ModelLoads
 from baton_gateway.requests.parked_requests import select_parked_evictions
@@ -70,8 +66,9 @@ from baton_gateway.requests.wait_prediction import Work
 from baton_gateway.requests.waiting_line import QueuePlace
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.links import ToWorker
+from baton_gateway.workers.outbox import ToWorker
 from baton_gateway.workers.route import Route
+from baton_gateway.workers.sent_work import SentWork
 from baton_wire.errors import BadFieldsError
 from baton_wire.fair_loop.charging import process_context
 from baton_wire.listening.complaints import Complaints
@@ -110,6 +107,7 @@ class Relay:
         self._budgets = RetryBudgets()
         self._dice = dice or random.SystemRandom()
         self._routing = Routing(table, self._dice)
+        self._sent = SentWork()
         self._loads = ModelLoads(table, admission)
         self.prompts = PromptBuilder(table, templates, metrics, self._dice)
         self.held = HeldRuns(table, self)
@@ -124,6 +122,8 @@ class Relay:
         self._idle = asyncio.Event()
         self.trace: Callable[[KeptTrail], None] | None = None
         """Takes the trails of sampled requests that have ended; None: traces are not exported."""
+        self.ledger: RequestLedger | None = None
+        """Records what requests use; None: nothing does."""
         self.on_parked: Callable[[], None] = lambda: None
         """Called when a request finds no pair of workers."""
         self.on_workers_changed: Callable[[], None] = lambda: None
@@ -176,7 +176,7 @@ class Relay:
                 self._evict(self._by_ticket[evicted])
             verdict = self._admission.offer(tenant, sequences, now, at_once, effort, place)
         if isinstance(verdict, Problem):
-            self._metrics.refused(is_demand=not is_own_quota)
+            self._metrics.refused(now, is_demand=not is_own_quota)
             raise RefusedError(verdict)
         ticket, turn = verdict
         self._metrics.telemetry.offered(waits=turn is Verdict.QUEUED)
@@ -253,11 +253,16 @@ class Relay:
     def tokens(self, epoch: bytes, frame: Tokens) -> None:
         """Take new tokens, which are delivered soon. Frames of one turn of the loop are written together: where this
         process falls behind, it writes less often."""
+        has_room = False
         for entry in frame.entries:
             if (live := self._by_run.get(entry.request)) is not None:
+                if entry.first_index == 0 or entry.finish is not None:
+                    has_room |= self._sent.take(entry)
                 if live.trail is not None and (live.trail.expected or entry.times is not None):
                     live.trail.arrived(self._loop.time(), entry.request, epoch, entry.times)
                 self._deliveries.add(live, epoch, entry)
+        if has_room:
+            self.held.note_room()
 
     @property
     def is_behind(self) -> bool:
@@ -286,8 +291,9 @@ class Relay:
 
     def encoded(self, epoch: bytes, message: EncodedPrompt) -> None:
         if (live := self._by_run.get(message.request)) is not None:
+            self._sent.take_encoded(message.request)
             self._feed(live, EncodedArrived(epoch, message))
-            self.held.encoded()
+            self.held.note_room()
 
     def leg_failed(self, epoch: bytes, message: LegFailed) -> None:
         if (live := self._by_run.get(message.request)) is not None:
@@ -385,6 +391,7 @@ class Relay:
         if action.is_first:
             self._loads.of(live).mark_answered(live.ticket)
             self._routing.settle(live.run_ids, now)
+            note_first(live)
         if action.is_first and live.scores is not None and not live.scores.is_complete(live.prompt_of(action.choice)):
             self._feed(live, Refused(errors.internal_error()))  # workers send the prompt's log probabilities first
             return
@@ -402,20 +409,30 @@ class Relay:
     def _send(self, live: LiveRequest, action: Send) -> None:
         worker = self._table.get(action.worker)
         if worker is not None and worker.send(action.message):
-            if isinstance(action.message, Encode):
-                worker.record_sent(action.missing_tokens or 1)
-            elif isinstance(action.message, Prefill | Reserve):
-                message = action.message
+            message = action.message
+            if isinstance(message, Encode):
+                tokens = action.missing_tokens or 1
+                worker.record_sent(tokens)
+                self._sent.record_prompt(message.request, message.attempt, worker, tokens)
+            elif isinstance(message, Prefill | Reserve):
                 is_computed = isinstance(message, Prefill) or message.prefill_epoch is None
                 tokens = len(message.tokens) // 4 if action.missing_tokens is None else action.missing_tokens
                 worker.record_sent(tokens, len(message.choices), is_computed=is_computed)
+                if is_computed:
+                    self._sent.record_prompt(message.request, message.attempt, worker, tokens)
+                if isinstance(message, Reserve):
+                    self._sent.record_sequences(message.request, message.attempt, worker, len(message.choices))
         elif not isinstance(action.message, Cancel):
             self._loop.call_soon(self._feed, live, WorkerLost(action.worker), context=live.context)
 
     def _end(self, live: LiveRequest, action: End, now: float) -> None:
         del self._by_ticket[live.ticket]
+        has_room = False
         for run in live.run_ids:
             self._by_run.pop(run, None)
+            has_room |= self._sent.end(run)
+        if has_room:
+            self.held.note_room()
         self._routing.settle(live.run_ids, now)
         live.cancel()
         live.note(Moment.ENDED, action.outcome.value)
@@ -424,6 +441,7 @@ class Relay:
         if not self._by_ticket:
             self._idle.set()
         usage = count_end(self._metrics, self._loads.of(live), live, action, now)
+        note_end(live, action.outcome, usage)
         if action.outcome is Outcome.FAILED:
             log_failure(live.life, action.problem, now, live.request_id)
         if action.outcome is not Outcome.CANCELLED:
@@ -499,13 +517,15 @@ class Relay:
         if isinstance(route, Route) and route.missing_tokens is not None and action.is_first and len(live.places) == 1:
             self._loads.of(live).set_prompt_tokens(live.ticket, route.missing_tokens)
 
-    def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Routed | NoRoute:
+    def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Routed | NoRoute | Refused:
         now = self._loop.time()
         if isinstance(route, Problem):
             self.on_parked()
             live.note(Moment.UNROUTED, run=action.run)
             return NoRoute(action.run, route, self._routing.is_superseded(live, self._rules.route))
         if live.life.attempts == 0:
+            if self.ledger is not None and (refusal := open_entry(self.ledger, live)) is not None:
+                return Refused(refusal)
             count_prompt(self._metrics, live, action, route, self._routing.places(live, action.prompt), now)
         self._routing.record(live, action, route, now)
         self._metrics.routed(route)
@@ -530,6 +550,7 @@ class Relay:
 
     def closed(self, live: LiveRequest) -> None:
         """Keep the record of a request: its client has the whole answer, or is gone."""
+        close_entry(live)
         if live.trail is not None:
             live.note(Moment.CLOSED)
             kept = keep(live.trail, trail_facts(live, self._rules))

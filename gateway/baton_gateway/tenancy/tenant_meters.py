@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.tenancy.token_bucket import TokenBucket
@@ -17,6 +19,8 @@ from baton_wire.tenant_table import TenantLimits
 
 RATES = (LimitMeasure.REQUESTS, LimitMeasure.INPUT, LimitMeasure.OUTPUT)
 """The limits by the minute."""
+NO_LIMITS: Final = TenantLimits()
+NO_RATES: Final[Mapping[LimitMeasure, int]] = MappingProxyType({})
 
 
 def limit_of(measure: LimitMeasure, limits: TenantLimits) -> int | None:
@@ -157,6 +161,19 @@ class TenantMeters:
             return {}
         return {measure: _remaining(gauge.bucket) for measure, gauge in meter.gauges.items()}
 
+    def active(self) -> list[str]:
+        """Return the names of the tenants that have taken something of their limits lately."""
+        return list(self._meters)
+
+    def used(self, name: str, now: float) -> dict[str, float]:
+        """Return what a tenant has taken of each of its limits in this process, by the limit's name."""
+        meter = self._meters.get(name)
+        used: dict[str, float] = {}
+        for measure, gauge in {}.items() if meter is None else meter.gauges.items():
+            gauge.bucket.refill(now)
+            used[measure.value] = max(0.0, gauge.bucket.capacity - gauge.bucket.level)
+        return used
+
     # Shares of other processes ----------------------------------------------------------------------------------------
 
     def usage(self, now: float, most: int) -> list[LimitUse]:
@@ -205,7 +222,9 @@ class TenantMeters:
 
     def _meter(self, tenant: Tenant, now: float) -> _Meter | None:
         """The tenant's meter, refilled and with its present limits; None: it has no limit by the minute."""
-        limits = {measure: limit for measure in RATES if (limit := limit_of(measure, tenant.limits)) is not None}
+        limits = NO_RATES
+        if tenant.limits != NO_LIMITS:  # most tenants have none, and this is asked twice for each request
+            limits = {measure: limit for measure in RATES if (limit := limit_of(measure, tenant.limits)) is not None}
         if not limits:
             if tenant.name in self._meters:
                 self.forget_tenant(tenant.name)

@@ -77,6 +77,10 @@ class LinkedWorker:
     sent_tokens: int = 0
     sent_prompts: int = 0
     """Tokens sent since the last report for this worker to compute."""
+    done_prompts: int = 0
+    """Prompt tokens sent from here whose results came since the last report."""
+    ended_sequences: int = 0
+    """Sequences sent from here that ended since the last report."""
     turn_taken_s: float = 0.0
     """Seconds of work that were sent in this gateway's turn, if this worker gives out turns."""
     timings: deque[StepTiming] = field(default_factory=lambda: deque(maxlen=MAX_TIMINGS))
@@ -164,6 +168,7 @@ class LinkedWorker:
                 self.prefill_products = FADING * self.prefill_products + tokens * timing.seconds
         self._follow_rates(before)
         self.sent_sequences = self.sent_tokens = self.sent_prompts = 0
+        self.done_prompts = self.ended_sequences = 0
         self.turn_taken_s = 0.0
 
     def _follow_rates(self, before: WorkerState | None) -> None:
@@ -196,6 +201,14 @@ class LinkedWorker:
         self.sent_sequences += sequences
         self.sent_tokens += tokens
         self.sent_prompts += tokens if is_computed else 0
+
+    def record_computed(self, tokens: int) -> None:
+        """Count a prompt sent from here whose first token came. Its view shows it soon, as it does the clock."""
+        self.done_prompts += tokens
+
+    def record_ended(self, sequences: int) -> None:
+        """Count sequences sent from here that ended. Its view shows it soon."""
+        self.ended_sequences += sequences
 
     @property
     def token_s(self) -> float | None:
@@ -246,6 +259,11 @@ class LinkedWorker:
             return state.waiting_tokens + int(left_s / token_s)
         return max(0, state.waiting_tokens - int(min(-left_s, REPORT_S) / token_s))
 
+    def _prompts_left(self, left: int, reported: int) -> int:
+        """Prompt tokens that are still to be computed: those sent since the last report, and those of the `reported`
+        ones of which `left` should be left by the clock. Results that came since are sure."""
+        return self.sent_prompts + max(-self.sent_prompts, min(left, reported - self.done_prompts))
+
     def _is_stuck(self, state: WorkerState) -> bool:
         """Return whether its step has taken far longer than it should; False while that is unknown."""
         token_s = self.token_s
@@ -254,10 +272,12 @@ class LinkedWorker:
         return self.clock() - self.computing_since_s > STUCK_S + STUCK_TIMES * token_s * state.computing_tokens
 
     def _waiting(self, state: WorkerState) -> int:
-        """Requests that wait by the last report, and those sent since that find no slot."""
+        """Requests that wait by the last report, and those sent since that find no slot. Sequences that ended since
+        made room for as many."""
+        more = self.sent_sequences - self.ended_sequences
         if state.waiting:
-            return state.waiting + self.sent_sequences
-        return max(0, state.running + self.sent_sequences - self.hello.max_sequences)
+            return max(0, state.waiting + more)
+        return max(0, state.running + more - self.hello.max_sequences)
 
     def view(self) -> WorkerView:
         """The worker as routing sees it: as of a few milliseconds ago, if nothing was reported or sent since."""
@@ -267,9 +287,15 @@ class LinkedWorker:
             self._view = view
         return view
 
+    def forget_view(self) -> None:
+        """Let the next view show all that is known."""
+        self._view = None
+
     def _make_view(self) -> WorkerView:
         hello, state = self.hello, self.state
         left, sent_blocks = 0 if state is None else self._left(state), self.sent_tokens // hello.block_tokens
+        prompts_left = self._prompts_left(left, 0 if state is None else state.waiting_tokens + state.computing_tokens)
+        sent = self.sent_sequences + (0 if state is None else state.running + state.waiting)
         pair = None if hello.pair_port is None else Address(self.address.host, hello.pair_port)
         return WorkerView(
             epoch=hello.epoch,
@@ -283,9 +309,9 @@ class LinkedWorker:
             blocks_total=hello.blocks_total,
             blocks_free=None if state is None else max(0, state.blocks_free - sent_blocks),
             blocks_empty=None if state is None else max(0, state.blocks_free - state.blocks_cached - sent_blocks),
-            load_sequences=self.sent_sequences + (0 if state is None else state.running + state.waiting),
-            load_tokens=self.sent_tokens + left,
-            prompt_tokens=self.sent_prompts + left,
+            load_sequences=max(0, sent - self.ended_sequences),
+            load_tokens=self.sent_tokens - self.sent_prompts + prompts_left,
+            prompt_tokens=prompts_left,
             token_s=self.token_s,
             more_token_s=self.more_token_s,
             running=0 if state is None else state.running,
@@ -357,6 +383,11 @@ class WorkerTable:
         workers = self._of(fingerprint)
         live = (worker for worker in workers if worker.condition is WorkerCondition.LIVE)
         return [worker for worker in live if worker.role is Role.PREFILL]
+
+    def refresh(self) -> None:
+        """Let the next views show all that is known."""
+        for worker in self._workers.values():
+            worker.forget_view()
 
     def views(self) -> list[WorkerView]:
         return [worker.view() for worker in self._workers.values()]

@@ -23,6 +23,7 @@ from baton_gateway.link_session import link_session
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.text_store import TextStore
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
+from baton_gateway.workers.outbox import LinkOutbox, ToWorker, write_out
 from baton_gateway.workers.refused_frames import salvage
 from baton_gateway.workers.state_validation import clamp_state, find_hello_fault
 from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError, TransferError
@@ -32,23 +33,17 @@ from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
 from baton_wire.liveness import DEFAULT_LIVENESS, Liveness, LivenessConfig, PeerState
-from baton_wire.messages.codec import decode, encode
-from baton_wire.messages.encoding import Encode, EncodedPrompt
+from baton_wire.messages.codec import decode
+from baton_wire.messages.encoding import EncodedPrompt
 from baton_wire.messages.flood import Flood
 from baton_wire.messages.gateway_link import (
     AskCachedPlaces,
     BundleChunk,
     CachedPlaces,
     Cancel,
-    Flip,
-    Heartbeat,
     Hello,
-    Holding,
     LegFailed,
-    Prefill,
     PromptLogprobs,
-    Reserve,
-    Retarget,
     ToGateway,
     Tokens,
     WorkerState,
@@ -67,8 +62,6 @@ long frames, holds up no other.
 """
 PAUSE_S = 0.005
 """How long links are not read where too many tokens wait to be delivered."""
-LONG_FRAME_BYTES = 32 << 10
-"""A prompt of 8,192 tokens: some 0.1 ms to encode, sign, mask and hand to the kernel. Others get a turn in between."""
 
 REFUSAL_CODES = (
     aiohttp.WSCloseCode.PROTOCOL_ERROR,
@@ -79,8 +72,6 @@ REFUSAL_CODES = (
     aiohttp.WSCloseCode.INTERNAL_ERROR,
 )
 """Codes with which a live worker closes a link because of a message."""
-
-ToWorker = Prefill | Reserve | Encode | Retarget | Cancel | Flip | Holding | AskCachedPlaces
 
 
 class LinkListener(Protocol):
@@ -269,7 +260,7 @@ class WorkerLink:
         self._complaints = shared.complaints
         self._bad = Flood()
         self._states = Flood("states", MOST_STATES, 1.0)
-        self._outbox: asyncio.Queue[ToWorker] = asyncio.Queue(maxsize=65_536)
+        self._outbox = LinkOutbox()
         self._is_open = False
         self.was_linked = False
 
@@ -440,10 +431,7 @@ class WorkerLink:
             self._send(AskCachedPlaces())
 
     def _send(self, message: ToWorker) -> bool:
-        if not self._is_open or self._outbox.full():
-            return False
-        self._outbox.put_nowait(message)
-        return True
+        return self._is_open and self._outbox.put(message)
 
     async def _watch(self, socket: aiohttp.ClientWebSocketResponse, worker: LinkedWorker, liveness: Liveness) -> None:
         while True:
@@ -475,36 +463,6 @@ async def read_in_turns(
         if num_frames >= TURN_FRAMES or spent_s >= TURN_S:
             await asyncio.sleep(0)
             num_frames, spent_s = 0, 0.0
-
-
-async def write_out(
-    outbox: asyncio.Queue[ToWorker],
-    frames: SignedFrames,
-    heartbeat_s: float,
-    on_unsent: Callable[[ToWorker, BadFieldsError], None],
-) -> None:
-    """Send the messages of the outbox, and a heartbeat after `heartbeat_s` without one. `on_unsent` gets messages that
-    their receiver would refuse."""
-    while True:
-        message = await _next_message(outbox, heartbeat_s) if outbox.empty() else outbox.get_nowait()
-        try:
-            frame = encode(message)
-        except BadFieldsError as refusal:
-            assert not isinstance(message, Heartbeat)
-            on_unsent(message, refusal)
-            continue
-        await frames.send(frame)
-        if len(frame) > LONG_FRAME_BYTES:  # sending waits for slow peers only, and there may be many
-            await asyncio.sleep(0)
-
-
-async def _next_message(outbox: asyncio.Queue[ToWorker], heartbeat_s: float) -> ToWorker | Heartbeat:
-    """Wait for a message, and return a heartbeat if none comes in time."""
-    try:
-        async with asyncio.timeout(heartbeat_s):
-            return await outbox.get()
-    except TimeoutError:
-        return Heartbeat()
 
 
 def _now() -> float:

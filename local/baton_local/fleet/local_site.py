@@ -33,6 +33,7 @@ def local_site(
         decode_device=chosen[Role.DECODE],
         drain_s=DRAIN_S,
         worker_drain_s=longest_s,
+        ledger_path=str(run.ledger),
         operator_url=f"http://{LOOPBACK}:{link_port}/gateways",
         paced_path=None if emulation is None else str(run.paced),
     )

@@ -57,6 +57,11 @@ class RunDir:
         return self.root / "tenants"
 
     @property
+    def ledger(self) -> Path:
+        """The ledger of what requests used (`baton usage`)."""
+        return self.root / "ledger"
+
+    @property
     def announcements(self) -> Path:
         return self.root / "announce"
 
@@ -82,6 +87,11 @@ class RunDir:
     def sizing(self) -> Path:
         """The memory of sizing, from one run to the next."""
         return self.root / "sizing.json"
+
+    @property
+    def history(self) -> Path:
+        """The history of the deployment, from one run to the next."""
+        return self.root / "history.json"
 
     @property
     def paced(self) -> Path:
@@ -117,7 +127,7 @@ def directory_name(namespace: str, name: str) -> str:
 def claimed(base: Path, directory: str) -> Iterator[RunDir]:
     """A fresh run directory, locked while the context lasts. Raises StartError when the deployment is running.
 
-    Keys and addresses are removed at the end. Logs stay until the next start, the memory of sizing for longer.
+    Keys and addresses are removed at the end. Logs stay until the next start, ledger and memory of sizing for longer.
     """
     run = RunDir(base / directory)
     _private_directory(run.root)
@@ -273,7 +283,8 @@ def _private_directory(path: Path) -> None:
 
 
 def _clear(run: RunDir, keep_logs: bool) -> None:
-    names = {run.lock.name, run.sizing.name} | ({run.logs.name} if keep_logs else set())
+    names = {run.lock.name, run.sizing.name, run.ledger.name, run.history.name}
+    names |= {run.logs.name} if keep_logs else set()
     for path in run.root.iterdir():
         if path.name in names:
             continue

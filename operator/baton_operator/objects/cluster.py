@@ -25,6 +25,7 @@ from baton_wire.messages.values import Role
 HTTP_PORT, PAIR_PORT, OPERATOR_PORT = 8000, 8001, 8443
 MODEL_PATH, KEYS_PATH, RUN_PATH = "/model", "/etc/baton/keys", "/run/baton"
 TLS_PATH, API_KEYS_PATH, TENANTS_PATH = "/etc/baton/tls", "/etc/baton/api-keys", "/etc/baton/tenants"
+LEDGER_PATH = "/tmp/ledger"
 DRAIN_MARGIN_S = 10.0
 """Seconds that a stopping process gets beyond the longest request, to notice the signal and finish the last request."""
 MAX_THREADS = 1024
@@ -59,6 +60,8 @@ class Platform:
     """The time between two reads of a Pod's metrics."""
     metrics_compat: str = ""
     """`vllm`: gateways and workers serve metrics under vLLM's names too."""
+    ledger: str = ""
+    """`stdout`: gateways write what each request used to their standard output."""
     json_logs: bool = False
     """True: gateways, workers and fetch Pods log JSON, as the operator does."""
     llmd_labels: bool = False

@@ -22,6 +22,7 @@ from baton_operator.objects.cluster import (
     API_KEYS_PATH,
     HTTP_PORT,
     KEYS_PATH,
+    LEDGER_PATH,
     MODEL_PATH,
     PAIR_PORT,
     RUN_PATH,
@@ -164,6 +165,8 @@ def _container(
     more = instance_arguments(spec.role, f"{ANY_ADDRESS}:{HTTP_PORT}", f"{RUN_PATH}/announce.json", second)
     if platform.metrics_compat:
         more = (*more, f"--metrics-compat={platform.metrics_compat}")
+    if platform.ledger and spec.role is Role.GATEWAY:  # the volume of the folder outlives containers that are killed
+        more = (*more, f"--ledger={LEDGER_PATH}", f"--ledger-lines={platform.ledger}")
     env = {"HOME": RUN_PATH, "TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **dict(spec.env)}
     env |= dict(platform.log_variables)
     variables = environment(pool, env)

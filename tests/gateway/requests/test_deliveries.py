@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton_gateway.requests import deliveries
-from baton_gateway.requests.deliveries import LOGPROBS_ENTRIES, MAX_WAITING, ArrivedEntry, Deliveries
+from baton_gateway.requests.deliveries import LOGPROBS_ENTRIES, MAX_WAITING, PART_SIZE, ArrivedEntry, Deliveries
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.tenant import Tenant
 from baton_wire.fair_loop.charging import CHARGE, charged_context
@@ -170,3 +170,38 @@ async def test_links_are_not_read_while_too_many_tokens_wait() -> None:
     assert recorded.deliveries.is_behind
     await asyncio.sleep(0)
     assert not recorded.deliveries.is_behind
+
+
+async def test_one_request_with_much_is_delivered_in_parts_between_which_others_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step of 1,024 choices with log probabilities took 100 ms of the loop at once."""
+    monkeypatch.setattr(deliveries, "TURN_S", -1.0)
+    recorded = Recorded()
+    large, small, other = live(1, "many"), live(2, "many"), live(3, "few")
+    logprobs = (TokenLogprob(-0.5, ((1, -0.5),)),)
+    for index in range(3 * PART_SIZE // LOGPROBS_ENTRIES):
+        recorded.deliveries.add(large, WORKER, entry(index, logprobs))
+    recorded.deliveries.add(small, WORKER, entry(0))
+    recorded.deliveries.add(other, WORKER, entry(0))
+    await asyncio.sleep(0)
+    recorded.deliveries.add(large, WORKER, entry(1_000))
+    for _ in range(6):
+        await asyncio.sleep(0)
+    assert [ticket for ticket, _ in recorded.delivered] == [1, 3, 2, 1, 1, 1]
+    indices = [index for ticket, part in recorded.delivered for index in part if ticket == 1]
+    assert indices == [*range(3 * PART_SIZE // LOGPROBS_ENTRIES), 1_000]
+    assert large.num_flushes >= 3
+    recorded.deliveries.add(large, WORKER, entry(1_001))
+    await asyncio.sleep(0)
+    assert recorded.delivered[-1] == (1, [1_001])
+
+
+async def test_what_was_delivered_in_part_is_delivered_whole_before_something_else() -> None:
+    recorded = Recorded()
+    large = live(1, "many")
+    for index in range(2 * PART_SIZE):
+        recorded.deliveries.add(large, WORKER, entry(index))
+    recorded.deliveries._deliver_part(large, deliveries._Line(recorded.deliveries._lines["many"].flushes))
+    recorded.deliveries.deliver_now([large])
+    assert [len(part) for _, part in recorded.delivered] == [PART_SIZE, PART_SIZE]

@@ -84,6 +84,9 @@ class Gate:
     def views(self) -> list[WorkerView]:
         return self.pool
 
+    def refresh(self) -> None:
+        """Views are as the test sets them."""
+
     def choose(self, live: Any, action: PickRoute) -> Any:
         own_s = self.own_s.get(action.run[0])
         return self.route if own_s is None else replace(self.route, own_s=own_s)
@@ -155,7 +158,8 @@ def test_a_pool_is_backed_up_when_each_of_its_workers_is() -> None:
 
 async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_leaves_slots_free() -> None:
     decode = view(0, role=Role.DECODE, max_sequences=40)
-    table = SimpleNamespace(views=lambda: [decode], get=lambda epoch: None, live_prefill=lambda _: [])
+    nothing: dict[str, Any] = {"get": lambda epoch: None, "live_prefill": lambda _: [], "refresh": lambda: None}
+    table = SimpleNamespace(views=lambda: [decode], **nothing)
     large = SimpleNamespace(
         ticket=1,
         fingerprint="a",

@@ -34,7 +34,8 @@ def run(number: int) -> PickRoute:
 async def test_runs_that_waited_for_busy_workers_take_no_more_room_than_admission_has() -> None:
     """They were all within their request's share when they came: none of them was at work yet."""
     prefill, decode = worker(Role.PREFILL, load_tokens=600), worker(Role.DECODE, max_sequences=1_000)
-    table = SimpleNamespace(views=lambda: [prefill, decode], get=lambda epoch: None, live_prefill=lambda _: [])
+    nothing: dict[str, Any] = {"get": lambda epoch: None, "live_prefill": lambda _: [], "refresh": lambda: None}
+    table = SimpleNamespace(views=lambda: [prefill, decode], **nothing)
     admission, load = Admission(AdmissionLimits(max_running=24)), ModelLoad()
     offered = admission.offer(DEFAULT_TENANT, 80, 0.0, at_once=4)
     assert not isinstance(offered, errors.Problem)

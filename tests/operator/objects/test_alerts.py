@@ -81,6 +81,7 @@ TRIALS: Mapping[str, tuple[Values, Values]] = {
     "BatonFramesAltered": ({r"baton_altered_frames_total\{.*pair.*prefill": f"0x{MINUTES - 15} 3x15"}, {}),
     "BatonTokenConflicts": ({r"baton_gateway_token_conflicts_total": f"0x{MINUTES - 15} 1x15"}, {}),
     "BatonGatewayLags": ({r"baton_gateway_loop_lag_seconds_bucket\{.*le=\"(0\.0\d+|0\.1)\"": growing(2000)}, {}),
+    "BatonLedgerIncomplete": ({r"baton_gateway_ledger_failing": constant(1)}, {}),
     "BatonPreemptionsHigh": ({r"baton_preemptions_total\{.*decode": growing(30)}, {}),
     "BatonOpenFilesHigh": ({r"process_open_fds\{.*gateway": constant(900)}, {}),
     "BatonVersionsMixed": ({}, {f'baton_build_info{{{PLACE},pod="old",version="0.0.1",wire="10"}}': ONE}),

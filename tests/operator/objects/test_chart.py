@@ -33,6 +33,7 @@ FULL = PINNED | {
     "networkPolicy.additionalIngress[0].ports[0].port": "15008",
     "monitoring.labels.release": "stack",
     "monitoring.interval": "1m",
+    "ledger": "stdout",
     "metricsCompat": "vllm",
     "llmdLabels": "true",
     "inferencePool.enabled": "true",
@@ -226,6 +227,7 @@ def test_values_for_networks_ids_and_monitors_reach_the_flags_and_the_operators_
     assert settings.platform.pod_ids == PodIds(run_as_user=None, run_as_group=None, fs_group=None)
     assert (settings.platform.metrics_compat, settings.platform.llmd_labels) == ("vllm", True)
     assert settings.platform.inference_pool
+    assert settings.platform.ledger == "stdout"
     assert not settings.platform.route_timeouts
     assert (settings.log_format, settings.platform.json_logs) == ("json", True)
     found = {manifest["kind"]: manifest for manifest in manifests}

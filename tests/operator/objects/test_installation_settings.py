@@ -146,6 +146,19 @@ def test_labels_that_leave_a_mesh_are_on_every_pod() -> None:
         assert labels.items() <= template["metadata"]["labels"].items()
 
 
+def test_gateways_alone_keep_a_ledger_and_only_where_the_installation_wants_it() -> None:
+    for platform, flags in ((PLATFORM, set()), (dataclasses.replace(PLATFORM, ledger="stdout"), LEDGER_FLAGS)):
+        gateway: Json = gateway_template(deployment(model=FETCHED), platform)
+        container = gateway["spec"]["containers"][0]
+        assert {argument for argument in container["args"] if argument.startswith("--ledger")} == flags
+        assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}
+        workers: Json = worker_template(deployment(model=FETCHED), Role.DECODE, platform).pod
+        assert not any("ledger" in argument for argument in workers["spec"]["containers"][0]["args"])
+
+
+LEDGER_FLAGS = {"--ledger=/tmp/ledger", "--ledger-lines=stdout"}
+
+
 def test_names_of_other_projects_reach_pods_only_where_the_installation_wants_them() -> None:
     given = deployment(model={**FETCHED, "servedName": "org/model"})
     for platform, flags, keys in (

@@ -61,7 +61,7 @@ def test_other_settings_of_the_installation_change_nothing_that_runs() -> None:
     """Ids left to the namespace, names of other projects, listeners of a newer template version."""
     before = current_record(build_deployment(), OLD, "", (), version=5)
     ids = PodIds(run_as_user=None, run_as_group=None, fs_group=None)
-    settings = replace(OLD, pod_ids=ids, metrics_compat="vllm", llmd_labels=True, json_logs=True)
+    settings = replace(OLD, pod_ids=ids, metrics_compat="vllm", llmd_labels=True, json_logs=True, ledger="stdout")
     after = current_record(build_deployment(), settings, "", [store(before)])
     assert after == before
     asked = current_record(build_deployment(), settings, "now", [store(before)])

@@ -13,12 +13,13 @@ import threading
 from asyncio import base_events
 from collections.abc import Iterator
 from contextvars import Context, copy_context
+from selectors import EVENT_READ
 from typing import Any
 
 import pytest
 
 from baton_wire.fair_loop.charging import CHARGE, begin_charge, charge_to, charged_context
-from baton_wire.fair_loop.fair_event_loop import ROUND_S, FairEventLoop, ReadyCallbacks
+from baton_wire.fair_loop.fair_event_loop import POLL_S, ROUND_S, FairEventLoop, PacedSelector, ReadyCallbacks
 from baton_wire.fair_loop.fair_queue import Account
 
 KNOWN = {"append(handle)", "clear()", "popleft()"}
@@ -313,3 +314,23 @@ def test_an_account_serves_another_loop_after_the_first_was_closed_with_callback
     second.run_forever()
     second.close()
     assert ran == [2]
+
+
+def test_a_selector_polls_again_only_after_a_moment_unless_it_may_wait() -> None:
+    now = [0.0]
+    selector = PacedSelector(lambda: now[0])
+    one, other = socket.socketpair()
+    try:
+        selector.register(one, EVENT_READ)
+        assert selector.select(0) == []
+        other.send(b"x")
+        now[0] += 0.9 * POLL_S
+        assert selector.select(0) == [], "polled a moment ago"
+        now[0] += 0.2 * POLL_S
+        assert len(selector.select(0)) == 1
+        assert len(selector.select(None)) == 1, "nothing else is to be done"
+        assert len(selector.select(0.01)) == 1
+    finally:
+        selector.close()
+        one.close()
+        other.close()

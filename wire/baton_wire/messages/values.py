@@ -78,11 +78,11 @@ class RequestKey:
         return f"{self.request.hex()[:12]}/{self.attempt}"
 
 
-class NestedValue(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class NestedValue(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Base of everything nested in a message: immutable, encoded as an array of its fields in order."""
 
 
-class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Base of the messages of every link: an array of the type's number (its `tag`) and its fields in order."""
 
 

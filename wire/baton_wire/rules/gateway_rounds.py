@@ -83,6 +83,10 @@ class GatewayRounds(Generic[L]):
         self._held: dict[L, Urgency] = {}
         self._rounds = 0
 
+    def __bool__(self) -> bool:
+        """True while a gateway holds prompts."""
+        return bool(self._held)
+
     def update(self, link: L, urgency: Urgency | None) -> bool:
         """Note what the gateway holds (None: nothing). True if that is a change."""
         before = self._held.pop(link, None)

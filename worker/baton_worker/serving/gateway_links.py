@@ -56,6 +56,8 @@ REPEAT_PLACES_S = 1.0
 """Least time between two whole announcements of cached places to a gateway."""
 HURRIED_S = 0.003
 """Least time between two states, even when one is urgent."""
+HELD_REPORT_S = 0.02
+"""Time between two states while one of several gateways holds prompts until this worker has room."""
 MAX_QUEUED_BYTES = 64 << 20
 """A gateway that leaves more than this unread is treated as lost."""
 CHUNK_BYTES = 512 << 10
@@ -231,7 +233,8 @@ class GatewayLinks:
                 last = state
             await asyncio.sleep(HURRIED_S)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPORT_S - HURRIED_S):
+                report_s = HELD_REPORT_S if self._holders and len(self._links) > 1 else REPORT_S
+                async with asyncio.timeout(report_s - HURRIED_S):
                     await self._hurry.wait()
 
     async def report_places(self) -> None:

@@ -7,6 +7,7 @@ generation, by index, so that a migrated request goes on where it was.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,11 +50,15 @@ from baton_wire.messages.values import (
     SamplingParams,
     TokenEntry,
     TokenLogprob,
+    num_packed,
     unpack_ids,
 )
+from baton_wire.rules.fair_share import StartTags
 from baton_wire.session import MAX_SIGNED_BYTES, AlteredFrames, FrameParts, Session, parts
 
 Key = tuple[bytes, int]
+ROWS_IN_A_ROW = 32
+"""Sequences of a step after which other tasks run: in a deployment the other worker is another process."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,41 @@ class Sequence:
     index: int
     sampling: SamplingParams
     link: web.WebSocketResponse
+
+
+class PromptLine:
+    """Prompts that wait for a worker, in the fair turns of their flows."""
+
+    def __init__(self) -> None:
+        self._turns = StartTags()
+        self._waiting: list[tuple[float, int, web.WebSocketResponse, Prefill]] = []
+        self._num_added = 0
+        self._changed = asyncio.Event()
+
+    def add(self, link: web.WebSocketResponse, message: Prefill) -> None:
+        tag = self._turns.opened(message.flow or message.request, float(num_packed(message.tokens)))
+        self._num_added += 1
+        heapq.heappush(self._waiting, (tag, self._num_added, link, message))
+        self._changed.set()
+
+    def cancel(self, key: Key) -> None:
+        """Drop a prompt that waits."""
+        for place, (_, _, _, message) in enumerate(self._waiting):
+            if (message.request, message.attempt) == key:
+                del self._waiting[place]
+                heapq.heapify(self._waiting)
+                self._turns.closed(message.flow or message.request)
+                return
+
+    async def take(self) -> tuple[web.WebSocketResponse, Prefill]:
+        """Take the next prompt, once there is one."""
+        while not self._waiting:
+            self._changed.clear()
+            await self._changed.wait()
+        tag, _, link, message = heapq.heappop(self._waiting)
+        self._turns.began(tag, float(num_packed(message.tokens)))
+        self._turns.closed(message.flow or message.request)
+        return link, message
 
 
 @dataclass
@@ -113,6 +153,8 @@ class FakeWorker:
     fail_next: list[Reason] = field(default_factory=list)
     """Reasons with which the next accepted legs fail at once."""
     asked_for_places: int = 0
+    takes_turns: bool = False
+    """Prompts wait in a line, in fair turns of flows as at a real worker, and a step lets them in between."""
     silent: bool = False
     """Reads, sends nothing: a process that was stopped."""
     is_mute_about_prompts: bool = False
@@ -132,6 +174,8 @@ class FakeWorker:
     _steps: int = 0
     _stepping: asyncio.Task[None] | None = None
     _handing_over: set[asyncio.Task[None]] = field(default_factory=set)
+    _line: PromptLine = field(default_factory=lambda: PromptLine())
+    _serving_line: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         app = web.Application()
@@ -143,11 +187,14 @@ class FakeWorker:
         await site.start()
         self.port = int(self._runner.addresses[0][1])
         self._stepping = asyncio.create_task(self._step_forever())
+        if self.takes_turns:
+            self._serving_line = asyncio.create_task(self._serve_line())
 
     async def stop(self) -> None:
         """Like kill -9: links are cut, everything is forgotten."""
-        if self._stepping is not None:
-            self._stepping.cancel()
+        for task in (self._stepping, self._serving_line):
+            if task is not None:
+                task.cancel()
         self.cut()
         self.running.clear()
         self.reserved.clear()
@@ -314,6 +361,8 @@ class FakeWorker:
             self.reserved[key] = (message, link)
             if message.prefill_epoch is None:
                 self.land(key, {})
+        elif self.takes_turns and isinstance(message, Prefill):
+            self._line.add(link, message)
         elif not self.hold:
             await (self._encode if isinstance(message, Encode) else self._prefill)(link, message)  # type: ignore[arg-type]
 
@@ -324,8 +373,16 @@ class FakeWorker:
             values = pack_floats(encoded_values(unpack_ids(message.tokens), message, self.encoding))
         await self.send(link, EncodedPrompt(message.request, message.attempt, values))
 
+    async def _serve_line(self) -> None:
+        while True:
+            link, message = await self._line.take()
+            if link in self._links and not self.hold:
+                await self._prefill(link, message)
+            await asyncio.sleep(0)
+
     def _cancel(self, key: Key, choice: int | None) -> None:
         if choice is None:
+            self._line.cancel(key)
             self.reserved.pop(key, None)
         for place in [place for place in self.running if place[0] == key and choice in (None, place[1])]:
             del self.running[place]
@@ -413,7 +470,11 @@ class FakeWorker:
 
     async def _step(self) -> None:
         by_link: dict[web.WebSocketResponse, list[TokenEntry]] = {}
-        for place, sequence in list(self.running.items()):
+        for number, (place, sequence) in enumerate(list(self.running.items())):
+            if self.takes_turns and number % ROWS_IN_A_ROW == ROWS_IN_A_ROW - 1:
+                await asyncio.sleep(0)
+            if place not in self.running:
+                continue
             entry = self._entry(sequence, self.tokens_per_step)
             by_link.setdefault(sequence.link, []).append(entry)
             if entry.finish is not None:

@@ -75,7 +75,7 @@ def target(folder: Path, context: int, *flags: str, step_ms: float = STEP_MS) ->
         return children[-1], children[-1].await_file(announce, START_S)
 
     try:
-        worker = ("--step-ms", str(step_ms), "--context-tokens", str(context))
+        worker = ("--step-ms", str(step_ms), "--context-tokens", str(context), "--takes-turns")
         start("null", "bench.serving.null_worker", str(folder), *worker)
         listening = ("--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0")
         gateway, at = start("gateway", "baton_gateway", *listening, *pool_flags(folder), *flags)
