@@ -104,8 +104,8 @@ def _loglikelihood(context: str, continuation: str) -> float:
 
 
 def _ids(text: str) -> tuple[int, ...]:
-    """As lm-eval tokenises: without the token of a text's beginning."""
-    return tuple(tiny_llama.tokenizer()(text, add_special_tokens=False).input_ids)
+    """As lm-eval tokenises for a server that answers `/tokenizer_info`: with the token of a text's beginning."""
+    return tuple(tiny_llama.tokenizer()(text).input_ids)
 
 
 def _lm_eval(clients: Clients) -> dict[str, list[dict[str, Any]]]:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from baton_gateway.answers.call_readers import NAME, Tools, finish_call, read_call_name
 from baton_gateway.answers.json_calls import read_arguments, read_call_object, read_json_calls
-from baton_gateway.answers.python_calls import read_python_calls, read_python_object
+from baton_gateway.answers.python_calls import read_python_calls, read_python_lines, read_python_object
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
 
 FUNCTION_END = "</function>"
@@ -55,7 +55,9 @@ class CallFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """JSON objects of name and arguments, each between two marks: Hermes, Qwen. Several or a list are read too."""
+    """JSON objects of name and arguments, each between two marks: Hermes, Qwen. Several are read too, and a list, as
+    Hunyuan writes it, or Granite without a closing mark.
+    """
 
     openers: tuple[str, ...]
     close: str
@@ -70,6 +72,7 @@ class JsonCalls:
         names = None if is_marked else tools
         if is_marked:
             yield from feed.expect(mark)
+        if mark != "{":
             yield from feed.expect("[")
         is_whole = yield from _read_object(feed, names)
         while is_whole and not single_call and (yield from _is_next_object(feed)):
@@ -79,9 +82,9 @@ class JsonCalls:
                 is_whole = False
                 if feed.is_holding:
                     feed.roll_back()
-        if is_whole and is_marked:
+        if is_whole and mark != "{":
             yield from feed.expect("]")
-        yield from finish_call(feed, is_whole, self.close, self.openers, is_marked)
+        yield from finish_call(feed, is_whole, self.close, (*self.openers, *self.ignored), is_marked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,24 @@ class PythonCalls:
             yield from read_json_calls(feed, tools, single_call, (";", ","))
         else:
             yield from read_python_calls(feed, tools, single_call)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonLines:
+    """Calls with named arguments between two marks, each on a line of its own: OLMo 3."""
+
+    openers: tuple[str, ...]
+    close: str
+    unmarked: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    bare_prefixes: tuple[str, ...] = ()
+    is_bare: bool = False
+
+    def read(self, feed: TextFeed, mark: str, tools: Tools, single_call: bool) -> Steps[None]:
+        feed.hold()
+        yield from feed.expect(mark)
+        is_whole = yield from read_python_lines(feed, self.close, single_call)
+        yield from finish_call(feed, is_whole, self.close, self.openers)
 
 
 def _read_object(feed: TextFeed, names: Tools | None) -> Steps[bool]:

@@ -17,6 +17,7 @@ from baton_gateway.answers.call_formats import (
     MistralCalls,
     NamedJsonCalls,
     PythonCalls,
+    PythonLines,
 )
 from baton_gateway.answers.harmony import CHANNEL, ENDS, MESSAGE, START
 from baton_gateway.answers.tagged_calls import TaggedCalls
@@ -36,10 +37,14 @@ class ReasoningMarks:
 
     start: str
     end: str
+    answer: tuple[str, ...] = ()
+    """Two marks around the answer itself; the closing one counts where nothing but a call follows."""
 
 
 REASONING_FORMATS: Mapping[str, ReasoningMarks] = {
     "think": ReasoningMarks("<think>", "</think>"),
+    "think_answer": ReasoningMarks("<think>", "</think>", ("<answer>", "</answer>")),
+    "think_response": ReasoningMarks("<think>", "</think>", ("<response>", "</response>")),
     "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
     "seed": ReasoningMarks("<seed:think>", "</seed:think>"),
 }
@@ -91,6 +96,40 @@ TOOL_CALL_FORMATS: Mapping[str, CallFormat] = {
         close="<｜tool▁call▁end｜>",
         ignored=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     ),
+    "seed_oss": TaggedCalls(
+        openers=("<seed:tool_call>",),
+        before_name="<function=",
+        after_name=">",
+        key_open="<parameter=",
+        key_close=">",
+        value_open="",
+        value_closes=("</parameter>",),
+        value_begins="",
+        end="</function>",
+        close="</seed:tool_call>",
+        unmarked=("<function=",),
+    ),
+    "minimax_m2": TaggedCalls(
+        openers=("<minimax:tool_call>",),
+        before_name='<invoke name="',
+        after_name='">',
+        key_open='<parameter name="',
+        key_close='">',
+        value_open="",
+        value_closes=("</parameter>",),
+        value_begins="",
+        end="</invoke>",
+        close="</minimax:tool_call>",
+        unmarked=('<invoke name="',),
+    ),
+    "granite": JsonCalls(
+        ("<|tool_call|>", "<tool_call>"),
+        "<|/tool_call|>",  # of Phi-4-mini; Granite writes no closing mark
+        ignored=("</tool_call>",),
+        bare_prefixes=("[", "{"),
+    ),
+    "hunyuan_a13b": JsonCalls(("<tool_calls>",), "</tool_calls>", bare_prefixes=("[", "{")),
+    "olmo3": PythonLines(("<function_calls>",), "</function_calls>"),
 }
 _TEMPLATE_TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((CHANNEL, "to=functions."), HARMONY),
@@ -98,6 +137,11 @@ _TEMPLATE_TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
     (("[TOOL_CALLS]", "[ARGS]"), "mistral_args"),
     (("[TOOL_CALLS]",), "mistral"),
+    (("<seed:tool_call>",), "seed_oss"),
+    (("<minimax:tool_call>",), "minimax_m2"),
+    (("<function_calls>",), "olmo3"),
+    (("<tool_calls>[",), "hunyuan_a13b"),
+    (("<|tool_call|>",), "granite"),
     (("<function=", "<parameter="), "qwen3_coder"),
     (("<arg_key>",), "glm"),
     (("<tool_call>",), "hermes"),
@@ -106,6 +150,13 @@ _TEMPLATE_TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("tools", '"parameters"', "<|eot_id|>"), "llama3_json"),
 )
 """Texts that a format's templates contain, all of them; the first match counts."""
+_TEMPLATE_THOUGHTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("</think>", "<tool_calls>["), "think_answer"),
+    (("<think></think>", "<response></response>"), "think_response"),
+    (("think_mode=True", "<response>"), "think_response"),
+    *(((marks.end,), name) for name, marks in REASONING_FORMATS.items()),
+)
+"""The same for reasoning. Tools' results may stand in `<response>` too, so this mark alone reveals nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +220,7 @@ def detect_format(template: str) -> AnswerFormat:
     calls = next((name for marks, name in _TEMPLATE_TEXTS if all(mark in template for mark in marks)), None)
     if CHANNEL in template:
         return AnswerFormat(HARMONY, HARMONY)
-    thoughts = next((name for name, marks in REASONING_FORMATS.items() if marks.end in template), None)
+    thoughts = next((name for marks, name in _TEMPLATE_THOUGHTS if all(mark in template for mark in marks)), None)
     return AnswerFormat(thoughts, calls)
 
 

@@ -163,8 +163,13 @@ class OutputParser:
 
     def _read(self, marks: ReasoningMarks | None, calls: CallFormat | None) -> Steps[None]:
         feed = self._feed
+        answer_end: tuple[str, ...] = ()
         if marks is not None:
             yield from self._read_reasoning(marks)
+            if marks.answer and (yield from feed.starts_with(marks.answer[0], after_blanks=True)):
+                yield from feed.expect(marks.answer[0])
+                yield from feed.skip_blanks()
+                answer_end = marks.answer[1:]
         takes_unmarked = calls is not None and self._bound is CallBound.FREE
         if calls is not None:
             prefixes = calls.bare_prefixes if takes_unmarked else calls.bare_prefixes[: calls.is_bare]
@@ -177,9 +182,12 @@ class OutputParser:
         if self._bound is CallBound.EITHER and not feed.num_names and (yield from self._first_of(openers)) is None:
             openers = ()
         while not self.is_over:
-            mark = yield from feed.stream_until(openers, SpanKind.CONTENT, strip=True)
+            mark = yield from feed.stream_until((*openers, *answer_end), SpanKind.CONTENT, strip=True)
             if mark is None:
                 return
+            if mark in answer_end:
+                yield from self._read_answer_end(mark, openers)
+                continue
             assert calls is not None
             if mark in calls.ignored:
                 yield from feed.expect(mark)
@@ -193,6 +201,17 @@ class OutputParser:
             if (yield from self._feed.starts_with(mark, after_blanks=True)):
                 return mark
         return None
+
+    def _read_answer_end(self, mark: str, openers: Sequence[str]) -> Steps[None]:
+        """Read the mark that closes the answer. Where text follows that is no call, it is a part of the content."""
+        feed = self._feed
+        feed.hold()
+        yield from feed.expect(mark)
+        yield from feed.skip_blanks()
+        if (yield from feed.next_mark(openers)) is not None or (yield from feed.is_at_end()):
+            feed.commit()
+        else:
+            feed.roll_back()
 
     def _read_reasoning(self, marks: ReasoningMarks) -> Steps[None]:
         feed = self._feed

@@ -34,6 +34,21 @@ def read_python_calls(feed: TextFeed, tools: Tools, single_call: bool) -> Steps[
         feed.roll_back()
 
 
+def read_python_lines(feed: TextFeed, close: str, single_call: bool) -> Steps[bool]:
+    """Read calls up to a closing mark, with line ends or commas between. True: all of it was calls."""
+    is_first = True
+    while (yield from _read_call(feed, None)):
+        is_first = False
+        yield from feed.skip_blanks()
+        if single_call or (yield from feed.next_mark((close, "<"))) is not None or (yield from feed.is_at_end()):
+            return True
+        feed.hold()
+        yield from feed.expect(",")
+    if feed.is_holding and not is_first:
+        feed.roll_back()
+    return False
+
+
 def read_python_object(feed: TextFeed) -> Steps[bool]:
     """Read one call that a model wrote as a dict of Python with name and arguments. True: it was one."""
     yield from feed.skip_blanks()
@@ -54,9 +69,11 @@ def read_python_object(feed: TextFeed) -> Steps[bool]:
     return True
 
 
-def _read_call(feed: TextFeed, tools: Tools) -> Steps[bool]:
-    """Read a call. It is committed with the name of its first argument, or if it has none."""
-    if not (yield from read_call_name(feed, ("(",))) or feed.held_name not in tools:
+def _read_call(feed: TextFeed, tools: Tools | None) -> Steps[bool]:
+    """Read a call. It is committed with the name of its first argument, or if it has none. `tools`: no other name is a
+    call.
+    """
+    if not (yield from read_call_name(feed, ("(",))) or (tools is not None and feed.held_name not in tools):
         return False
     feed.take("(", SpanKind.MARK)
     count = 0

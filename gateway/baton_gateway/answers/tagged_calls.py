@@ -1,4 +1,4 @@
-"""Tool calls with their arguments one by one between tags, as text: Qwen3-Coder, GLM. Arguments become JSON.
+"""Tool calls with their arguments one by one between tags, as text, which become JSON: Qwen3-Coder, GLM and others.
 
 An argument whose schema says string is streamed as one. Any other is emitted when it is complete, as the JSON that its
 schema makes of it.
@@ -50,19 +50,32 @@ class TaggedCalls:
         is_marked = mark not in self.unmarked
         if is_marked:
             yield from feed.expect(mark)
-        is_whole = False
+        is_whole = yield from self._read_call(feed, tools, is_marked)
+        while is_whole and not single_call and self.end and (yield from self._is_next_call(feed)):
+            feed.hold()
+            is_whole = yield from self._read_call(feed, tools, is_marked)
+        yield from finish_call(feed, is_whole, self.close, (*self.openers, *self.unmarked), is_marked)
+
+    def _is_next_call(self, feed: TextFeed) -> Steps[bool]:
+        """Take blanks, and return True if another call follows before the closing mark."""
+        yield from feed.skip_blanks()
+        return (yield from feed.starts_with(self.before_name))
+
+    def _read_call(self, feed: TextFeed, tools: Tools, is_marked: bool) -> Steps[bool]:
+        """Read a name and its arguments. True: it was a call to its end."""
         ends = (self.after_name,) if self.after_name else (self.key_open, self.close, "\n")
-        if (
+        is_named = (
             (not self.before_name or (yield from feed.expect(self.before_name)))
             and (yield from read_call_name(feed, ends))
             and (is_marked or feed.held_name in tools)
-        ):
-            if self.after_name:
-                feed.take(self.after_name, SpanKind.MARK)
-            name = feed.held_name
-            feed.commit()
-            is_whole = yield from self._read_arguments(feed, tools.get(name))
-        yield from finish_call(feed, is_whole, self.close, (*self.openers, *self.unmarked), is_marked)
+        )
+        if not is_named:
+            return False
+        if self.after_name:
+            feed.take(self.after_name, SpanKind.MARK)
+        name = feed.held_name
+        feed.commit()
+        return (yield from self._read_arguments(feed, tools.get(name)))
 
     def _read_arguments(self, feed: TextFeed, tool: Tool | None) -> Steps[bool]:
         count = 0

@@ -33,6 +33,7 @@ def read(family: str, text: str, *, is_cut: bool = False, bound: CallBound = Cal
 CODER = "<function=f>\n<parameter=city>\nx\n</parameter>\n</function>"
 CITY = '{"city": "x"}'
 JSON = '{"name": "f", "arguments": {"city": "x"}}'
+INVOKE = '<invoke name="f">\n<parameter name="city">x</parameter>\n</invoke>'
 OTHER = '{"name": "search", "arguments": {}}'
 
 
@@ -272,6 +273,11 @@ CALLS = {
     f"{CITY}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
     f"{CITY}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "seed_oss": "<seed:tool_call>\n<function=f>\n<parameter=city>x</parameter>\n</function>\n</seed:tool_call>",
+    "minimax_m2": f"<minimax:tool_call>\n{INVOKE}\n</minimax:tool_call>",
+    "granite": f"<|tool_call|>[{JSON}]",
+    "hunyuan_a13b": f"<tool_calls>[{JSON}]</tool_calls>",
+    "olmo3": "<function_calls>f(city='x')</function_calls>",
 }
 
 

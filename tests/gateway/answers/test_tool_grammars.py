@@ -16,7 +16,7 @@ from baton_gateway.answers.parse_plan import make_parse_plan
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
 from baton_gateway.errors import RefusedError
 from baton_gateway.structured_outputs.grammar_builder import build_grammar
-from baton_testing.gateway.answer_transcripts import RENDERERS, same
+from baton_testing.gateway.answer_transcripts import RENDERERS, TAGGED, same
 from baton_testing.gateway.grammar_draws import draw, encoded, tokenizer, with_tokens
 from baton_wire.rules.answer_formats import HARMONY
 
@@ -82,6 +82,11 @@ MARK_OF = {
     "mistral_args": "[TOOL_CALLS]",
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
     "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    "seed_oss": "<seed:tool_call>\n<function=",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="',
+    "granite": '<|tool_call|>[{"name": "',
+    "hunyuan_a13b": '<tool_calls>[{"name": "',
+    "olmo3": "<function_calls>",
     HARMONY: "<|channel|>commentary to=functions.",
 }
 BEGINNINGS = {
@@ -94,6 +99,11 @@ BEGINNINGS = {
     "mistral_args": "I look.[TOOL_CALLS]",
     "deepseek_v3": "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
     "deepseek_v31": "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    "seed_oss": "I look. <seed:tool_call>\n",
+    "minimax_m2": "I look.\n<minimax:tool_call>",
+    "granite": "I look.<|tool_call|>",
+    "hunyuan_a13b": "I look. <tool_calls>",
+    "olmo3": "I look.<function_calls>",
     HARMONY: "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=",
 }
 
@@ -145,6 +155,11 @@ WRONG = {
     "mistral_args": '[TOOL_CALLS]now[ARGS]{"a',
     "deepseek_v3": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{"a',
     "deepseek_v31": '<｜tool▁call▁begin｜>now<｜tool▁sep｜>{"a',
+    "seed_oss": "<seed:tool_call>\n<function=now>\n<parameter=a>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="now">\n<parameter name="a">',
+    "granite": '<|tool_call|>[{"name": "now", "arguments": {"a',
+    "hunyuan_a13b": '<tool_calls>[{"name": "now", "arguments": {"a',
+    "olmo3": "<function_calls>now(a",
     HARMONY: '<|channel|>commentary to=functions.now <|constrain|>json<|message|>{"a',
 }
 
@@ -231,7 +246,7 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("family", ["qwen3_coder", "glm", "pythonic"])
+@pytest.mark.parametrize("family", [*TAGGED, "pythonic", "olmo3"])
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments_written_one_by_one_keep_to_their_schema(family: str, name: str) -> None:
     schema = {"type": "object", "additionalProperties": False, **ARGUMENTS[name]}
@@ -245,7 +260,7 @@ def test_arguments_written_one_by_one_keep_to_their_schema(family: str, name: st
             jsonschema.validate(json.loads(call.arguments), schema)
 
 
-@pytest.mark.parametrize("family", ["qwen3_coder", "glm"])
+@pytest.mark.parametrize("family", TAGGED)
 def test_a_closing_tag_within_json_ends_nothing(family: str) -> None:
     form = AnswerFormat(None, family)
     value = {"a": "</parameter> and </arg_value>", "b": '\\" </parameter>'}

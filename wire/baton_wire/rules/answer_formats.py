@@ -16,9 +16,9 @@ HARMONY = "harmony"
 
 ToolFormat = Literal[
     "auto", "none", "hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "qwen3_coder", "glm",
-    "deepseek_v3", "deepseek_v31", "harmony",
+    "deepseek_v3", "deepseek_v31", "seed_oss", "minimax_m2", "granite", "hunyuan_a13b", "olmo3", "harmony",
 ]  # fmt: skip
-ReasoningFormat = Literal["auto", "none", "think", "mistral", "seed", "harmony"]
+ReasoningFormat = Literal["auto", "none", "think", "think_answer", "think_response", "mistral", "seed", "harmony"]
 TOOL_FORMAT_NAMES: tuple[str, ...] = get_args(ToolFormat)
 REASONING_FORMAT_NAMES: tuple[str, ...] = get_args(ReasoningFormat)
 

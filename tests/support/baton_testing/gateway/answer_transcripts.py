@@ -20,6 +20,8 @@ from baton_gateway.answers.tool_use import Tool
 from baton_wire.rules.answer_formats import HARMONY
 
 FAMILIES = (*TOOL_CALL_FORMATS, HARMONY)
+TAGGED = ("qwen3_coder", "glm", "seed_oss", "minimax_m2")
+"""Formats whose values are text between tags."""
 FIELDS: dict[str, dict[str, Any]] = {
     "city": {"type": "string"},
     "unit": {"enum": ["c", "f"]},
@@ -110,7 +112,7 @@ def _call(dice: random.Random, family: str) -> WholeCall:
 
 
 def _value(dice: random.Random, name: str, family: str) -> Any:
-    hard = "" if family in ("qwen3_coder", "glm") else dice.choice(['"', "\\", "<", "</tool_call>", "]", "}", "'", ";"])
+    hard = "" if family in TAGGED else dice.choice(['"', "\\", "<", "</tool_call>", "]", "}", "'", ";"])
     match name:
         case "city":
             return _text(dice) + hard
@@ -186,6 +188,48 @@ def _glm(answer: WholeAnswer) -> str:
     return "\n".join([*([answer.content] if answer.content else []), *map(call, answer.calls)])
 
 
+def _seed_oss(answer: WholeAnswer) -> str:
+    def call(whole: WholeCall) -> str:
+        parameters = "".join(
+            f"<parameter={name}>{_plain(value)}</parameter>\n" for name, value in json.loads(whole.arguments).items()
+        )
+        return f"<seed:tool_call>\n<function={whole.name}>\n{parameters}</function>\n</seed:tool_call>"
+
+    return "\n".join([*([answer.content] if answer.content else []), *map(call, answer.calls)])
+
+
+def _minimax_m2(answer: WholeAnswer) -> str:
+    def call(whole: WholeCall) -> str:
+        parameters = "".join(
+            f'<parameter name="{name}">{_plain(value)}</parameter>\n'
+            for name, value in json.loads(whole.arguments).items()
+        )
+        return f'<invoke name="{whole.name}">\n{parameters}</invoke>\n'
+
+    if not answer.calls:
+        return answer.content
+    calls = "".join(map(call, answer.calls))
+    return f"{answer.content and answer.content + chr(10)}<minimax:tool_call>\n{calls}</minimax:tool_call>"
+
+
+def _json_list(begin: str, end: str) -> Callable[[WholeAnswer], str]:
+    def render(answer: WholeAnswer) -> str:
+        calls = ", ".join(f'{{"name": "{call.name}", "arguments": {call.arguments}}}' for call in answer.calls)
+        return answer.content + (f"{begin}[{calls}]{end}" if calls else "")
+
+    return render
+
+
+def _olmo3(answer: WholeAnswer) -> str:
+    def call(number: int, whole: WholeCall) -> str:
+        arguments = json.loads(whole.arguments).items()
+        write = repr if number % 2 else lambda value: json.dumps(value, ensure_ascii=False)
+        return f"{whole.name}({', '.join(f'{name}={write(value)}' for name, value in arguments)})"
+
+    calls = "\n".join(call(number, whole) for number, whole in enumerate(answer.calls))
+    return answer.content + (f"<function_calls>{calls}</function_calls>" if calls else "")
+
+
 def _deepseek(call: Callable[[WholeCall], str]) -> Callable[[WholeAnswer], str]:
     def render(answer: WholeAnswer) -> str:
         if not answer.calls:
@@ -221,6 +265,11 @@ RENDERERS: dict[str, Callable[[WholeAnswer], str]] = {
     "glm": _glm,
     "deepseek_v3": _deepseek(lambda call: f"function<｜tool▁sep｜>{call.name}\n```json\n{call.arguments}\n```"),
     "deepseek_v31": _deepseek(lambda call: f"{call.name}<｜tool▁sep｜>{call.arguments}"),
+    "seed_oss": _seed_oss,
+    "minimax_m2": _minimax_m2,
+    "granite": _json_list("<|tool_call|>", ""),
+    "hunyuan_a13b": _json_list("<tool_calls>", "</tool_calls>"),
+    "olmo3": _olmo3,
     HARMONY: _harmony,
 }
 
@@ -236,7 +285,9 @@ def same(one: WholeAnswer, other: WholeAnswer) -> bool:
 
 MARKS = re.compile(
     r"""(?:\s|[{}\[\](),:;=>]|```json|```|"(?:name|arguments|parameters|function)"|"(?:id|type)"\s*:\s*"(?:[^"\\]|\\.)*"|"(?:id|type)"
-    |</?tool_call>|</?think>|<function=|</function>|<parameter=|</parameter>|</?arg_key>|</?arg_value>|<\|python_tag\|>
+    |</?(?:seed:|minimax:)?tool_call>|</?tool_calls>|<\|/?tool_call\|>|</?function_calls>|<invoke\ name="|</invoke>
+    |<parameter\ name="|">|</?answer>|</?response>
+    |</?think>|<function=|</function>|<parameter=|</parameter>|</?arg_key>|</?arg_value>|<\|python_tag\|>
     |<\|python_start\|>|<\|python_end\|>|\[TOOL_CALLS\]|\[ARGS\]|\[CALL_ID\][^\s<>"'{}\[\]()|｜]*|function|<｜tool▁sep｜>
     |<｜tool▁calls?▁(?:begin|end)｜>|<\|start\|>assistant|<\|channel\|>|<\|message\|>|<\|(?:end|call|return)\|>|analysis
     |commentary|final|to=|functions\.|<\|constrain\|>\s*\w+|json|code|text)*""",
@@ -292,5 +343,8 @@ SHARDS = (
     "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<function=f>", "<parameter=city>", "</parameter>", "</function>",
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "\n```json\n",
     "<｜tool▁call▁end｜>", "<|channel|>", "<|message|>", "<|start|>assistant", "<|call|>", "<|end|>", " to=functions.f",
-    "[f(", ")]", "a='", "{'name': 'f'", '"""', "null", "</arg_value>x", ";", ",", " ", "\n",
+    "<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", '<invoke name="f">', '<parameter name="city">',
+    "</invoke>", "</minimax:tool_call>", "<|tool_call|>", "<tool_calls>", "</tool_calls>", "<function_calls>",
+    "</function_calls>", "f(city=", "[f(", ")]", "a='",
+    "{'name': 'f'", '"""', "null", "</arg_value>x", ";", ",", " ", "\n",
 )  # fmt: skip
