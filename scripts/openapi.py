@@ -413,7 +413,7 @@ def _operation(path: str, method: str, body: str | None) -> Schema:
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body}"}}}
         operation["requestBody"] = {"required": True, "content": content}
     wanted = REFUSALS if body is not None else {code: REFUSALS[code] for code in ("400", "401", "404", "500")}
-    if path == "/requests":
+    if path in ("/requests", "/ui/data.json"):
         wanted = {
             "400": "a malformed query",
             "401": REFUSALS["401"],

@@ -62,6 +62,15 @@ ANSWERS: dict[str, Schema] = {
     "/v1/models/{id}": {"$ref": "#/components/schemas/Model"},
     "/tokenizer_info": {"type": "object", "required": ["eos_token", "bos_token", "chat_template", "model_max_length"]},
     "/requests": {"type": "object", "required": ["records", "processes", "silent"]},
+    "/ui/": {"description": "the page, in HTML"},
+    "/ui/data.json": {
+        "type": "object",
+        "description": "The page's data: docs/page.md.",
+        "required": [
+            *("at", "viewer", "playground", "models", "tenants", "limited_by"),
+            *("slowest", "missed", "found", "parts"),
+        ],
+    },
     "/version": {"type": "object", "required": ["version"]},
     "/openapi.json": {"type": "object", "required": ["openapi", "paths"]},
 }

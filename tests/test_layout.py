@@ -28,10 +28,11 @@ RULE_OF_THUMB_LINES = 400
 MAX_LINES = 600
 LONGER: dict[str, str] = {
     "gateway/baton_gateway/workers/linked_workers.py": "one worker's reports and the table of all workers",
+    "local/baton_local/options.py": "one table: every command with its options",
     "operator/baton_operator/schema/cel.py": "one table of rules",
-    "local/baton_local/options.py": "one table: every command and where its options are",
     "tests/gateway/requests/test_held_runs.py": "one machine's cases",
     "kv_transfer/baton_kv_transfer/decode/machine.py": "one machine: a hand-over's events and their effects",
+    "control/baton_control/telemetry/telemetry_server.py": "one link: proven, read, written, redirected",
     "control/baton_control/telemetry/store.py": "one store: what gateways report, and what is not known of them",
     "tests/control/telemetry/test_store.py": "one table of reports: what each says about the deployment",
     "control/baton_control/sizing/simulator/simulator.py": "one event loop: every event of a request and of a worker",

@@ -11,6 +11,8 @@ READS = re.compile(r"\btime\.time\(|\btime_ns\(|\bdatetime\.(?:now|utcnow|today)
 WHY = {
     "gateway/baton_gateway/http_api/lookups.py": "`created` of models",
     "gateway/baton_gateway/http_api/routes.py": "`expires` of keys and tokens, which are times of day",
+    "gateway/baton_gateway/page/page_desk.py": "the time of day of the page's data, to be shown",
+    "local/baton_local/commands/history.py": "how long ago a change was, which has the time of day",
     "gateway/baton_gateway/requests/prompt_builder.py": "`created` of answers",
     "gateway/baton_gateway/requests/record_keeping.py": "the time of day at which a request came, to be shown",
     "gateway/baton_gateway/server.py": "`at_s` of a summary, which nobody compares",

@@ -16,11 +16,15 @@ from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import ProcessesDownError
 from baton_gateway.http_api.certificate import Certificate, CertificateError
+from baton_gateway.http_api.page_lookup import admin_page
 from baton_gateway.ledger.line_files import check_folder
+from baton_gateway.page.page_desk import PageDesk
+from baton_gateway.page.viewer import sits_here
 from baton_gateway.parent_death import die_with_parent
 from baton_gateway.parent_process import ChildSockets, GatewayProcesses, answer_parent, child_sockets
 from baton_gateway.records.record_desk import RecordDesk, encode_page
@@ -101,13 +105,17 @@ async def _serve_alone(settings: Settings, argv: list[str], stopping: asyncio.Ev
         return [server.report()]
 
     [listening], admin_socket = _bind_all(settings)
-    admin = AdminServer(reports, server.metrics.page, _records(server.desk))
+    admin = AdminServer(reports, server.metrics.page, _records(server.desk), admin_page(server.page), _sits_here)
     await server.start(listening)
     _settle()
     await _announce(settings, listening, admin, admin_socket)
     await stopping.wait()
     await server.stop()
     await admin.stop()
+
+
+def _sits_here(request: web.BaseRequest) -> bool:
+    return sits_here(request.remote, request.headers)
 
 
 def _records(desk: RecordDesk) -> Callable[[str], Awaitable[bytes]]:
@@ -129,11 +137,14 @@ async def _serve_with_children(settings: Settings, argv: list[str], stopping: as
         processes = GatewayProcesses(argv, listening, settings.drain_s)
     except OSError as error:
         raise _no_metrics(error) from error
-    desk = RecordDesk(None, Path(processes.metrics_folder), settings.processes)
+    folder = Path(processes.metrics_folder)
+    desk = RecordDesk(None, folder, settings.processes)
     admin = AdminServer(
         processes.reports,
         lambda accept: metrics_page(CollectorRegistry(), processes.metrics_folder, accept),
         _records(desk),
+        admin_page(PageDesk(None, desk, folder, settings.processes)),
+        _sits_here,
     )
     if await _is_started(processes, stopping):
         await _announce(settings, listening[0], admin, admin_socket)

@@ -24,6 +24,10 @@ from baton_gateway.http_api.loop_accounts import LoopAccounts
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.rate_limits import RateLimits
 from baton_gateway.http_api.routes import ApiParts, HttpApi
+from baton_gateway.http_api.viewers import Viewers
+from baton_gateway.page.page_desk import PageDesk
+from baton_gateway.page.page_part import PartSources
+from baton_gateway.page.viewer import is_loopback
 from baton_gateway.process_rules import (
     admission_limits,
     api_options,
@@ -51,6 +55,7 @@ from baton_gateway.tracing.trace_builder import GEN_AI_OPT_IN_VARIABLE, wants_ge
 from baton_gateway.tracing.trace_exporter import TraceExporter
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import LinkTimes, WorkerLinks
+from baton_wire.deployment_history import decode_history
 from baton_wire.discovery import Endpoint, watch
 from baton_wire.keys import KeyDirectory
 from baton_wire.listening.bounded_server import BoundedServer
@@ -112,6 +117,9 @@ class GatewayServer:
         tokens = None if settings.jwt is None else read_verifier(settings.jwt)
         self.tenants = Tenants(settings.api_keys, settings.tenants, settings.limit_share, tokens)
         self.meters = TenantMeters(settings.limit_share)
+        self.page = self._page_desk(None if folder is None else Path(folder))
+        self._history = b""
+        """The deployment's history as JSON; empty: none was announced."""
         self._has_order = False  # from the operator, whose parts of limits stay without it
         self._certificate = None if settings.tls is None else Certificate(settings.tls)
         self.complaint = ""
@@ -122,7 +130,7 @@ class GatewayServer:
         limits, self._accounts = RateLimits(self.meters), LoopAccounts(self.tenants)
         parts = ApiParts(
             *(self.relay, self.table, self.tenants, limits, self._templates, self.metrics, self.budget, self._accounts),
-            *(self.desk, keys),
+            *(self.desk, self.page, Viewers(self.tenants, keys, is_local=is_loopback(settings.listen[0]))),
         )
         self.api = HttpApi(parts, api_options(settings), self.health_problems)
         self.operator_link = self._operator_link(keys)
@@ -165,6 +173,7 @@ class GatewayServer:
         await self._templates.start()
         await self.links.start()
         await self.desk.start()
+        await self.page.start()
         if self.traces is not None:
             self.traces.start()
         if self.ledger is not None:
@@ -202,6 +211,7 @@ class GatewayServer:
             await self._http.end(SHUTDOWN_S)
         await self.links.stop()
         await self.desk.stop()
+        await self.page.stop()
         if self.traces is not None:
             await self.traces.stop()
         if self.ledger is not None and not await asyncio.to_thread(self.ledger.stop):
@@ -216,7 +226,8 @@ class GatewayServer:
             linked: dict[Role, int] = {}
             for worker in self.table.all():
                 linked[worker.role] = linked.get(worker.role, 0) + 1
-            self.metrics.sample(self._admission.num_running, self._admission.num_waiting, linked)
+            now = asyncio.get_running_loop().time()
+            self.metrics.sample(self._admission.num_running, self._admission.num_waiting, linked, now)
             if self.ledger is not None:
                 self.metrics.sample_ledger(self.ledger.num_held, is_failing=bool(self.ledger.writer.problem))
             try:
@@ -266,12 +277,22 @@ class GatewayServer:
         if config_hash(settings) == config_hash(self._settings):
             return
         self._settings = settings
+        self.metrics.series.retarget(settings.slo_ttft_s, settings.slo_tpot_s)
         if not self._has_order:
             self._set_share(settings.limit_share)
         self.relay.reconfigure(relay_rules(settings))
         self._admission.reconfigure(admission_limits(settings))
         self.api.reconfigure(api_options(settings))
         _log.info("configuration %s applied", config_hash(settings))
+
+    def _page_desk(self, folder: Path | None) -> PageDesk:
+        sources = PartSources(
+            *(self.table, self._admission, self.tenants, self.meters, self.metrics),
+            targets=lambda: (self._settings.slo_ttft_s, self._settings.slo_tpot_s),
+            problem=lambda: str(longest_lasting(self.health_problems(), NOT_READY_S) or ""),
+            history=lambda: self._history,
+        )
+        return PageDesk(sources, self.desk, folder, self._settings.processes)
 
     def _operator_link(self, keys: KeyDirectory) -> OperatorLink | None:
         settings = self._settings
@@ -285,6 +306,7 @@ class GatewayServer:
             self.tenants.take_content,
             self._limit_uses,
             self._take_shares,
+            self._take_history,
         )
         hello = GatewayHello(settings.name, settings.processes)
         altered = self.metrics.altered_frames["operator"]
@@ -308,6 +330,14 @@ class GatewayServer:
             else:
                 self.meters.apply(change, now)
         self._renew(self.tenants.set_slots(slots))
+
+    def _take_history(self, content: bytes) -> None:
+        try:
+            decode_history(content)
+        except ValueError as error:
+            _log.warning("the deployment's history stays as it was: %s", error)
+            return
+        self._history = content
 
     def _set_share(self, share: float) -> None:
         """Set this process's part of every limit that has none of its own."""

@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "top": _top,
         "explain": _explain,
         "usage": _usage,
+        "history": _history,
         "ask": _ask,
         "chat": _chat,
         "logs": _logs,
@@ -94,6 +95,12 @@ def _completion(options: argparse.Namespace) -> int:
 
     print(shtab.complete(command_line(HEAVY_COMMANDS), options.shell))
     return 0
+
+
+def _history(options: argparse.Namespace) -> int:
+    from baton_local.commands.history import HistoryOptions, run_history
+
+    return run_history(HistoryOptions(options.name, options.since, options.kind, options.format, options.file))
 
 
 def _key(options: argparse.Namespace) -> int:
@@ -164,7 +171,14 @@ def _up(options: argparse.Namespace) -> int:
             options.served_name,
             options.max_context_tokens,
             options.latest,
-            DefaultOptions(options.prefill, options.decode, options.dtype, options.kv_memory),
+            DefaultOptions(
+                options.prefill,
+                options.decode,
+                options.dtype,
+                options.kv_memory,
+                options.prefill_tensor_parallel or options.tensor_parallel,
+                options.decode_tensor_parallel or options.tensor_parallel,
+            ),
         ),
         cache=open_cache(options.cache, options.cache_size, os.environ),
         host=options.host,
@@ -187,7 +201,8 @@ def _refuse_model_options(options: argparse.Namespace) -> None:
     """Refuse options of MODEL next to a manifest, which would be ignored. Raises StartError."""
     from baton_local.errors import StartError
 
-    names = ("served_name", "max_context_tokens", "prefill", "decode", "dtype", "kv_memory")
+    degrees = ("tensor_parallel", "prefill_tensor_parallel", "decode_tensor_parallel")
+    names = ("served_name", "max_context_tokens", "prefill", "decode", *degrees, "dtype", "kv_memory")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
     if given:
         raise StartError(f"{', '.join(given)}: not allowed with -f: the manifest says it")

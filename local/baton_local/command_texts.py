@@ -37,6 +37,11 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "ones too, or standard input, and counts each request once. Days are UTC, of when a request's work began.",
         "baton usage --since 2026-11 --until 2026-12 --by tenant,model --format csv",
     ),
+    "history": (
+        "Shows what changed in a deployment: sizes of pools with their reasons, limits met, restarts, spec "
+        "and versions. The history outlives the run.",
+        "baton history --since 24h",
+    ),
     "ask": (
         "Sends one question to the running deployment and streams the answer.",
         'baton ask "How does the hand-over work?" --max-tokens 200',

@@ -21,7 +21,7 @@ from baton_local.argument_types import (
 )
 from baton_local.command_parser import CommandParser, add_renamed, apply_renamed
 from baton_local.command_texts import ALIASES, TEXTS
-from baton_local.shared_options import DEFAULT_PORT, KEY_VARIABLE, add_fetch_options
+from baton_local.shared_options import DEFAULT_PORT, KEY_VARIABLE, add_degrees, add_fetch_options
 
 HELP_WIDTH = 78
 NAME_HELP = "NAME or NAMESPACE.NAME of a deployment (default: the one that runs)"
@@ -101,6 +101,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
             metavar="N|MIN-MAX",
             help=f"with MODEL: number of {pool} workers, or the range in which they are sized (default: 1)",
         )
+    add_degrees(parser)
     parser.add_argument(
         "--dtype",
         type=dtype,
@@ -237,6 +238,12 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 
 def _add_usage(parser: argparse.ArgumentParser) -> None:
     from baton_local.usage.usage_options import add_options
+
+    add_options(parser, NAME_HELP)
+
+
+def _add_history(parser: argparse.ArgumentParser) -> None:
+    from baton_local.commands.history_options import add_options
 
     add_options(parser, NAME_HELP)
 
@@ -382,6 +389,7 @@ COMMANDS: Mapping[str, tuple[str, AddOptions]] = {
     "top": ("watch pools, targets, queue, tenants and links live", _add_top),
     "explain": ("show where a request lost its time", _add_explain),
     "usage": ("add up what requests used, by day, tenant and model", _add_usage),
+    "history": ("show what changed: sizes, restarts, spec, versions", _add_history),
     "ask": ("send one question to the running deployment", _add_ask),
     "chat": ("have a conversation with the running deployment", _add_chat),
     "logs": ("print the logs of the deployment's processes", _add_logs),

@@ -129,6 +129,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _unchang
             claims=claims,
             reads_nodes=True,
             push_tenants=links.server.set_tenants,
+            announce=links.server.set_history,
             now=session.clock.now,
             pace=Pace(workers=settings.workers, resync_s=settings.resync_s),
         )

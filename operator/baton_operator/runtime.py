@@ -29,6 +29,7 @@ from baton_operator.kube.nodes import Nodes
 from baton_operator.kube.object_fields import mapping
 from baton_operator.kube.reach import Scope
 from baton_operator.kube.work_queue import WorkQueue
+from baton_operator.passes.pass_reporter import Announce
 from baton_operator.passes.reconcile import Installation, Reconciler
 from baton_operator.passes.tenant_passes import Push, TenantPasses
 from baton_operator.telemetry import Telemetry
@@ -66,12 +67,13 @@ class Runtime:
         claims: Claims | None = None,
         reads_nodes: bool = False,
         push_tenants: Push | None = None,
+        announce: Announce = lambda key, history: None,
         pace: Pace = Pace(),
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
         rng: random.Random | None = None,
     ) -> None:
         self._api, self._custom, self._installation = api, custom, installation
-        self._pace, self._claims = pace, claims
+        self._pace, self._claims, self._announce = pace, claims, announce
         self.nodes = Nodes(self.offer_all) if reads_nodes else None
         self.tenants: TenantPasses | None = None
         """None: LLMTenants are left alone."""
@@ -115,6 +117,7 @@ class Runtime:
             now=self._now,
             clock=clock,
             emptying=lambda: None if self.nodes is None else self.nodes.emptying,
+            announce=self._announce,
         )
         scopes = self._custom.scopes
         informers = [

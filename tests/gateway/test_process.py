@@ -240,3 +240,30 @@ async def test_the_admin_listener_has_the_records_of_all_processes(pool: FakePoo
         page = await until_told(http, at["admin_port"], "/requests?slowest=9", lambda page: len(page["records"]) == 4)
     assert {record["id"] for record in page["records"]} == {f"asked-{number}" for number in range(4)}
     assert (len(page["processes"]), page["silent"]) == (2, [])
+
+
+async def test_the_page_has_all_processes_on_both_listeners(pool: FakePool, http: aiohttp.ClientSession) -> None:
+    async with program(pool, "--processes=2") as (_, at):
+        await until_linked(http, at["admin_port"], 2)
+        for number in range(4):
+            headers = {"X-Request-Id": f"asked-{number}"}
+            url = f"http://127.0.0.1:{at['port']}{CHAT}"
+            async with aiohttp.ClientSession() as fresh, fresh.post(url, json=BODY, headers=headers) as got:
+                assert got.status == 200
+
+        def is_whole(page: dict[str, Any]) -> bool:
+            return len(page["slowest"]) == 4 and len(page["processes"]) == 2 and len(page["workers"]) == 2
+
+        for port in (at["port"], at["admin_port"]):
+            page = await until_told(http, port, "/ui/data.json", is_whole)
+            finished = page["series"]["fields"].index("finished")
+            assert sum(slot[finished] for slot in page["series"]["slots"]) == 4
+            assert (page["silent"], page["viewer"]["sees_all"]) == ([], True)
+            async with http.get(f"http://127.0.0.1:{port}/ui/") as got:
+                assert (got.status, got.content_type) == (200, "text/html")
+        for path in ("/ui/data.json", "/state", "/requests", "/metrics"):
+            url, rebound = f"http://127.0.0.1:{at['admin_port']}{path}", {"Host": "rebound.example"}
+            async with http.get(url, headers=rebound) as got:
+                assert got.status == 403
+        async with http.get(f"http://127.0.0.1:{at['admin_port']}/ui/data.json?other=1") as got:
+            assert got.status == 400

@@ -18,6 +18,7 @@ from aiohttp import WSMsgType, web
 from baton_control.names import Key
 from baton_control.telemetry.limit_shares import LimitShares
 from baton_control.telemetry.store import TelemetryStore
+from baton_wire.deployment_history import DeploymentHistory, encode_history
 from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError, VersionError
 from baton_wire.handshake import HANDSHAKE_S, KeySource, LinkRole, Party, accept_handshake
 from baton_wire.keys import KeySet, derived_key
@@ -38,6 +39,7 @@ from baton_wire.messages.operator_link import (
     FlipOrder,
     GatewayHello,
     Heartbeat,
+    HistoryDocument,
     LimitOrder,
     LimitReport,
     LimitShare,
@@ -122,6 +124,7 @@ class TelemetryServer:
         """Set and replaced when the orders change."""
         self._tables: dict[str, dict[int, TenantShard]] = {}
         """The compiled tenants of each namespace, by place."""
+        self._histories: dict[Key, DeploymentHistory] = {}
         self._shares: dict[Key, LimitShares] = {}
         self._divided_s: dict[Key, float] = {}
         self._limit_orders: dict[Key, dict[bytes, list[LimitShare]]] = {}
@@ -149,10 +152,16 @@ class TelemetryServer:
         for key in [key for key in self._links if key.namespace == namespace]:
             self._ordered.pop(key, asyncio.Event()).set()
 
+    def set_history(self, key: Key, history: DeploymentHistory) -> None:
+        """Send a deployment's history to all of its gateways, now and when one links."""
+        if self._histories.get(key) != history:
+            self._histories[key] = history
+
     def forget(self, key: Key) -> None:
         """Forget a deployment that is gone."""
         self._stores.pop(key, None)
         self._orders.pop(key, None)
+        self._histories.pop(key, None)
         self._ordered.pop(key, None)
         self._shares.pop(key, None)
         self._divided_s.pop(key, None)
@@ -347,11 +356,13 @@ class TelemetryServer:
         """Send heartbeats with the current orders, or the holder of the Lease while this process is a standby."""
         sent: dict[int, int] = {}
         num_sent = 0
+        sent_history: DeploymentHistory | None = None
         while True:
             changed = self._ordered.setdefault(key, asyncio.Event())
             is_standby, holder = self._standby()
             await self._send_tenants(key, frames, sent)
             num_sent = await self._send_limits(key, epoch, frames, num_sent)
+            sent_history = await self._send_history(key, frames, sent_history)
             for order in () if is_standby else self._orders.get(key, ()):
                 await self._order(key, frames, order)
             with contextlib.suppress(TimeoutError):
@@ -366,6 +377,16 @@ class TelemetryServer:
             if sent.get(place, 0) < shard.generation:
                 await _send(frames, encode(TenantTable(encode_shard(shard))))
                 sent[place] = shard.generation
+
+    async def _send_history(
+        self, key: Key, frames: SignedFrames, sent: DeploymentHistory | None
+    ) -> DeploymentHistory | None:
+        """Send the history unless this link has it (`sent`); returns the one that was sent last."""
+        history = self._histories.get(key)
+        if history is None or history is sent:
+            return sent
+        await _send(frames, encode(HistoryDocument(encode_history(history))))
+        return history
 
     async def _order(self, key: Key, frames: SignedFrames, order: FlipOrder) -> None:
         try:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from baton_gateway.page.viewer import Viewer
 from baton_gateway.records.record_builder import worker_name
 from baton_gateway.records.trail import Moment, Trail
 from baton_gateway.requests.live_request import LiveRequest
@@ -52,8 +53,8 @@ class Exchange:
     is_probe: bool = False
     """True for health and metrics, which are requested all the time and not logged."""
     tenant: str | None = None
-    is_operator: bool = False
-    """True if the installation's operator asks."""
+    viewer: Viewer | None = None
+    """The viewer of records or of the page; None: the request is for something else."""
     trace: TraceContext | None = None
     """The trace that it belongs to; None: traces are not exported."""
     live: LiveRequest | None = None

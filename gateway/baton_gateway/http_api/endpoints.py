@@ -29,8 +29,10 @@ class HttpEndpoint:
     is_probe: bool = False
     """True if the time that it takes is charged to the gateway itself: a tenant's load may not delay it."""
     error_form: ErrorForm = error_body
-    takes_operator: bool = False
+    takes_viewers: bool = False
     """True if the installation's operator may call it, without a tenant's key."""
+    is_open_here: bool = False
+    """True if programs on this machine may call it where clients need no key."""
     key_header: str | None = None
     """A header that may carry the API key if there is no `Authorization`."""
 

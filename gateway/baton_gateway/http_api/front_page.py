@@ -15,6 +15,7 @@ _PATHS: Final = (
     ("GET /openapi.json", "every path and field"),
     ("GET /health", "200 while requests are served at once"),
     ("GET /metrics", "Prometheus metrics"),
+    ("GET /ui/", "a page: pools, targets, tenants, slow requests"),
 )
 _CURL: Final = """curl http://ADDRESS/v1/chat/completions -H 'Content-Type: application/json' \\
   -d '{"model": "NAME", "messages": [{"role": "user", "content": "Hello!"}]}'"""
@@ -35,7 +36,8 @@ def as_html() -> str:
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{_TITLE}</title>"
         f"<h1>{_TITLE}</h1><table>{rows}</table><pre>{_CURL}</pre><p>{_HINT}</p>"
-        '<p><a href="openapi.json">openapi.json</a> · <a href="metrics">metrics</a></p></html>\n'
+        '<p><a href="ui/">page of this deployment</a> · <a href="openapi.json">openapi.json</a> · '
+        '<a href="metrics">metrics</a></p></html>\n'
     )
 
 

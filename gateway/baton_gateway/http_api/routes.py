@@ -38,12 +38,14 @@ from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
 from baton_gateway.http_api.loop_accounts import LoopAccounts
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
+from baton_gateway.http_api.page_lookup import PageLookup
 from baton_gateway.http_api.parsed_part_cache import ParsedPartCache
 from baton_gateway.http_api.rate_limits import RateLimits
-from baton_gateway.http_api.record_lookup import OPERATOR, RECORDS, RecordLookup
+from baton_gateway.http_api.record_lookup import RECORDS, RecordLookup
 from baton_gateway.http_api.request_body import RequestBody, holder_of
 from baton_gateway.http_api.session_hint import session_number
 from baton_gateway.http_api.tokenising import Tokenising
+from baton_gateway.http_api.viewers import Viewers
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm
 from baton_gateway.openai_api.answer_writers import ChargeMemory, CollectingWriter
 from baton_gateway.openai_api.json_pieces import PIECE_BYTES, JsonBytes, even_pieces
@@ -51,6 +53,8 @@ from baton_gateway.openai_api.openai_fields import UnknownFields
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from baton_gateway.openai_api.response_encoding import error_body
 from baton_gateway.openai_api.streaming_writer import STALL_S, StreamingWriter
+from baton_gateway.page.page_desk import PageDesk
+from baton_gateway.page.static_files import DATA, PAGE, is_static
 from baton_gateway.records.record_desk import RecordDesk
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
@@ -64,7 +68,6 @@ from baton_gateway.tracing.trace_context import TraceContext, choose_trace
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.fair_loop.charging import charge_to
-from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
 from baton_wire.listening.source_address import source_of
 
@@ -92,7 +95,8 @@ class ApiParts:
     budget: MemoryBudget
     accounts: LoopAccounts
     desk: RecordDesk
-    keys: KeyDirectory
+    page: PageDesk
+    viewers: Viewers
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,8 @@ class HttpApi:
         self._cache = ParsedPartCache()
         self._table = parts.table
         self._tenants = parts.tenants
-        self._records = RecordLookup(parts.desk, parts.tenants, parts.keys)
+        self._viewers = parts.viewers
+        records, page = RecordLookup(parts.desk), PageLookup(parts.page)
         self._limits = parts.limits
         self._access_log = AccessLog()
         self._complaints = Complaints(_log)
@@ -159,7 +164,8 @@ class HttpApi:
             "/tokenize": HttpEndpoint(("POST",), self._tokenize),
             "/detokenize": HttpEndpoint(("POST",), self._detokenize),
             "/tokenizer_info": HttpEndpoint(("GET",), self._tokenizer_info),
-            RECORDS: HttpEndpoint(("GET",), self._records.records, takes_operator=True),
+            RECORDS: HttpEndpoint(("GET",), records.records, takes_viewers=True),
+            DATA: HttpEndpoint(("GET",), page.data, takes_viewers=True, is_open_here=True),
             "/openapi.json": HttpEndpoint(("GET",), lookups.openapi),
             "/version": HttpEndpoint(("GET",), lookups.version),
             "/health": HttpEndpoint(("GET", "POST"), lookups.routable, is_open=True, is_probe=True),
@@ -169,6 +175,7 @@ class HttpApi:
             "/health/routable": HttpEndpoint(("GET",), lookups.routable, is_open=True, is_probe=True),
             "/metrics": HttpEndpoint(("GET",), lookups.metrics, is_open=True),
             "/": HttpEndpoint(("GET",), lookups.front, is_open=True),
+            PAGE: HttpEndpoint(("GET",), page.file, is_open=True),
         }
         self._model = HttpEndpoint(("GET",), lookups.model)
 
@@ -231,7 +238,8 @@ class HttpApi:
                 if request.method not in endpoint.methods:
                     raise RefusedError(errors.method_not_allowed(endpoint.methods))
                 tenant = self._tenant(endpoint, request, exchange)
-                exchange.tenant = None if exchange.is_operator else tenant.name
+                is_operator = exchange.viewer is not None and exchange.viewer.sees_all
+                exchange.tenant = None if is_operator else tenant.name
                 self._charge(request, tenant, endpoint)
                 return await endpoint.handler(request, tenant)
             except RefusedError as refusal:
@@ -256,12 +264,12 @@ class HttpApi:
         if endpoint.is_open:
             return DEFAULT_TENANT
         credentials = endpoint.credentials(request)
-        if not endpoint.takes_operator:
+        if not endpoint.takes_viewers:
             return self._tenants.authenticate(credentials, time.time())
-        if self._records.is_operator(credentials):
-            exchange.is_operator = True
-            return OPERATOR
-        return self._records.authenticate(credentials, time.time())
+        may_sit_here = endpoint.is_open_here
+        viewer = self._viewers.identify(request, credentials, time.time(), may_sit_here=may_sit_here)
+        exchange.viewer = viewer
+        return viewer.tenant
 
     async def watch_streams(self) -> None:
         """Cancel requests whose clients stopped reading. Runs for the life of the server."""
@@ -286,6 +294,8 @@ class HttpApi:
         endpoint = self._endpoints.get(path)
         if endpoint is None and path.startswith(MODELS + "/"):
             path, endpoint = f"{MODELS}/{{id}}", self._model
+        if endpoint is None and is_static(path):
+            path, endpoint = PAGE, self._endpoints[PAGE]
         if endpoint is None:
             raise RefusedError(find_unsupported(path) or errors.unknown_url(self._endpoints))
         exchange.path, exchange.is_probe = path, endpoint.is_open

@@ -6,21 +6,16 @@ client's query reaches asks all others; so does the parent, for the admin listen
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 from pathlib import Path
 
 import msgspec
 
 from baton_gateway.records.record_query import RecordQuery, RecordsPage, answer_query, merge_pages
 from baton_gateway.records.record_ring import RecordRing
+from baton_gateway.sibling_sockets import SiblingAnswer, SiblingSockets
 
 _log = logging.getLogger("baton.gateway.records")
-ANSWER_S = 2.0
-MAX_QUERY_BYTES = 4_096
-MAX_PAGE_BYTES = 16 << 20
-_PREFIX, _SUFFIX = "records-", ".sock"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -30,72 +25,35 @@ class RecordDesk:
     def __init__(self, ring: RecordRing | None, folder: Path | None, processes: int = 1) -> None:
         """`ring`: None: this process has no records of its own. `folder`: None: there is no other process."""
         self._ring = ring
-        self._folder = folder
         self._processes = processes
-        self._server: asyncio.Server | None = None
+        self._siblings = SiblingSockets(folder, "records-", None if ring is None else self._answer, _log)
 
     async def start(self) -> None:
         """Answer the queries of other processes until `stop`."""
-        if self._folder is None or self._ring is None:
-            return
-        try:
-            self._server = await asyncio.start_unix_server(
-                self._answer_sibling, self._path(os.getpid()), limit=MAX_QUERY_BYTES
-            )
-        except OSError as error:  # such as a path that is too long for a socket
-            _log.warning("other processes of this gateway cannot ask for records: %s", error)
+        await self._siblings.start()
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._path(os.getpid()).unlink(missing_ok=True)
+        await self._siblings.stop()
 
     async def ask(self, query: RecordQuery) -> RecordsPage:
         """Return the records of all processes that answer in time, and name those that do not."""
         own = [] if self._ring is None else [answer_query(self._ring, query)]
-        asked = await asyncio.gather(*(self._ask_sibling(pid, query) for pid in self._siblings()))
-        page = merge_pages(query, [*own, *(answer for answer in asked if answer is not None)])
+        answers = await self._siblings.ask(_encode(query))
+        page = merge_pages(query, [*own, *map(_read_page, answers)])
         unknown = self._processes - len(page.processes) - len(page.silent)
         return msgspec.structs.replace(page, silent=[*page.silent, *([0] * max(0, unknown))])
 
-    def _path(self, pid: int) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{_PREFIX}{pid}{_SUFFIX}"
-
-    def _siblings(self) -> list[int]:
-        if self._folder is None:
-            return []
-        names = [path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for path in self._folder.glob(f"{_PREFIX}*")]
-        return [int(name) for name in names if name.isdigit() and (self._ring is None or int(name) != os.getpid())]
-
-    async def _ask_sibling(self, pid: int, query: RecordQuery) -> RecordsPage | None:
-        """Ask another process. None: it has ended, and only its socket is left."""
-        writer: asyncio.StreamWriter | None = None
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                reader, writer = await asyncio.open_unix_connection(self._path(pid), limit=MAX_PAGE_BYTES)
-                writer.write(_encode(query) + b"\n")
-                return msgspec.json.decode(await reader.read(-1), type=RecordsPage)
-        except (ConnectionRefusedError, FileNotFoundError):
-            self._path(pid).unlink(missing_ok=True)
-            return None
-        except (TimeoutError, OSError, msgspec.DecodeError):
-            return RecordsPage([], [], [pid])
-        finally:
-            if writer is not None:
-                writer.close()
-
-    async def _answer_sibling(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _answer(self, question: bytes) -> bytes:
         assert self._ring is not None
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                query = msgspec.json.decode(await reader.readline(), type=RecordQuery)
-                writer.write(_encode(answer_query(self._ring, query)))
-                await writer.drain()
-        except (TimeoutError, OSError, ValueError) as error:
-            _log.debug("a query for records was not answered: %s", error)
-        finally:
-            writer.close()
+        return _encode(answer_query(self._ring, msgspec.json.decode(question, type=RecordQuery)))
+
+
+def _read_page(answer: SiblingAnswer) -> RecordsPage:
+    """Return the answer of another process; one that cannot be read is silence."""
+    try:
+        return msgspec.json.decode(answer.body or b"", type=RecordsPage)
+    except msgspec.DecodeError:
+        return RecordsPage([], [], [answer.pid])
 
 
 def encode_page(page: RecordsPage) -> bytes:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from baton_gateway.reporting.load_series import LoadSeries
 from baton_gateway.reporting.metric_files import METRICS_VARIABLE
 from baton_gateway.reporting.metrics_page import metrics_page
 from baton_gateway.reporting.outcome import LedgerResult, Outcome, RequestTotals, TraceResult
@@ -94,6 +95,7 @@ class GatewayMetrics:
         """Adds other names to a page of metrics in plain text."""
         self._ttft_buckets, self._tpot_buckets = with_bound(_TIME_BUCKETS, ttft_s), with_bound(_GAP_BUCKETS, tpot_s)
         self.telemetry = LoadTelemetry()
+        self.series = LoadSeries(ttft_s, tpot_s)
         self.cache_use = CacheUse()
         self._make_histograms(registry)
         self._make_counters(registry)
@@ -113,13 +115,14 @@ class GatewayMetrics:
     def arrived(self, now: float) -> RequestTimes:
         return RequestTimes(now)
 
-    def refused(self, *, is_demand: bool = True) -> None:
+    def refused(self, now: float, *, is_demand: bool = True) -> None:
         """Admission refused a request on arrival. `is_demand`: more workers would serve it, so its tenant is not at its
         own quota.
         """
         if is_demand:
             self.telemetry.refused()
         self._requests[Outcome.REFUSED].inc()
+        self.series.count_end(Outcome.REFUSED, 0, 0, now)
 
     def admitted(self, times: RequestTimes, now: float) -> None:
         self._queue.observe(now - times.arrived_s)
@@ -147,6 +150,7 @@ class GatewayMetrics:
             if not times.has_token:
                 times.has_token = True
                 self.ttft.observe(now - times.arrived_s, now, times.exemplar)
+                self.series.count_first_token(now - times.arrived_s, now)
         elif tokens:
             times.tokens[choice] += tokens
             gap_s = (now - last_s) / tokens
@@ -156,6 +160,7 @@ class GatewayMetrics:
 
     def ended(self, times: RequestTimes, outcome: Outcome, totals: RequestTotals, now: float) -> None:
         self._requests[outcome].inc()
+        self.series.count_end(outcome, totals.prompt_tokens, totals.completion_tokens, now)
         self._prompt_tokens.inc(totals.prompt_tokens)
         self._completion_tokens.inc(totals.completion_tokens)
         if totals.cached_tokens is not None:
@@ -171,6 +176,7 @@ class GatewayMetrics:
             if tokens > 1:
                 gap_s = (times.last_s[choice] - times.first_s[choice]) / (tokens - 1)
                 self.tpot.observe(gap_s, now, times.exemplar)
+                self.series.count_sequence(gap_s, now)
 
     def _count_cached(self, prompt_tokens: int, cached: int, cacheable: int) -> None:
         cacheable = max(cached, cacheable)  # a prompt that waits while its beginning is computed finds more
@@ -203,8 +209,9 @@ class GatewayMetrics:
     def lagged(self, seconds: float) -> None:
         self._lag.observe(seconds)
 
-    def sample(self, running: int, waiting: int, linked: dict[Role, int]) -> None:
+    def sample(self, running: int, waiting: int, linked: dict[Role, int], now: float) -> None:
         """Sampled once a second."""
+        self.series.sample(running, waiting, now)
         self._running.set(running)
         self._waiting.set(waiting)
         for role in POOL_ROLES:

@@ -28,6 +28,7 @@ from baton_wire.messages.operator_link import (
     FlipOrder,
     GatewayHello,
     Heartbeat,
+    HistoryDocument,
     LimitOrder,
     LimitReport,
     LimitUse,
@@ -81,6 +82,8 @@ class OperatorSources:
     """Use of tenants' limits since the last call."""
     take_shares: Callable[[LimitOrder], None] = lambda order: None
     """Called with this process's parts of limits."""
+    take_history: Callable[[bytes], None] = lambda content: None
+    """Called with the deployment's history."""
 
 
 class OperatorLink:
@@ -177,6 +180,8 @@ class OperatorLink:
                         self._sources.flip(message)
                     case TenantTable(content):
                         self._sources.take_shard(content)
+                    case HistoryDocument(content):
+                        self._sources.take_history(content)
                     case LimitOrder(number):
                         self._sources.take_shares(message)
                         self._order = number

@@ -32,7 +32,7 @@ ArrivedEntry = tuple[bytes, TokenEntry]
 
 
 class _Arrived:
-    """What arrived for one request, and how much it counts."""
+    """The entries that arrived for one request, and their weight."""
 
     __slots__ = ("entries", "size")
 

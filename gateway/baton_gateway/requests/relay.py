@@ -176,7 +176,7 @@ class Relay:
                 self._evict(self._by_ticket[evicted])
             verdict = self._admission.offer(tenant, sequences, now, at_once, effort, place)
         if isinstance(verdict, Problem):
-            self._metrics.refused(is_demand=not is_own_quota)
+            self._metrics.refused(now, is_demand=not is_own_quota)
             raise RefusedError(verdict)
         ticket, turn = verdict
         self._metrics.telemetry.offered(waits=turn is Verdict.QUEUED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -11,6 +11,8 @@ from baton_wire.tenant_table import NO_LIMITS, PriorityClass, TenantLimits
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Digest = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern="^[0-9a-f]+$")]
+Role = Literal["tenant", "operator"]
+"""`operator`: the key also shows what all tenants do. Requests are the same."""
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
@@ -22,11 +24,13 @@ class FileTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: Annotated[float, msgspec.Meta(gt=0, le=1_000)] = 1.0
     max_running: Positive | None = None
     max_queued: Positive | None = None
+    role: Role = "tenant"
 
     def tenant(self) -> Tenant:
         """The tenant, with a prefix cache of its own if it has a key."""
         salt = self.name if self.key_sha256 else ""
-        return Tenant(self.name, salt, self.weight, self.max_running, self.max_queued)
+        is_operator = self.role == "operator"
+        return Tenant(self.name, salt, self.weight, self.max_running, self.max_queued, is_operator=is_operator)
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -45,6 +49,8 @@ class Tenant(msgspec.Struct, frozen=True):
     """Served names that it may ask; empty: all."""
     priorities: tuple[PriorityClass, ...] = ()
     """Classes that its requests may ask for; empty: all."""
+    is_operator: bool = False
+    """True if its key shows the records and limits of all tenants."""
 
     def grant(self, asked: PriorityClass | None) -> PriorityClass:
         """The class that a request gets: the one asked for, or else the next lower one that the tenant may ask for, or

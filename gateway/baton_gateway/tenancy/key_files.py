@@ -1,7 +1,8 @@
 """Key files: tenants by the digests of their API keys, which are kept as SHA-256 only.
 
 A key file is text or JSON. Text has one key per line, `KEY` or `NAME: KEY`; lines that begin with # are comments.
-JSON is {"tenants": [{"name": "a", "key_sha256": ["…"], "weight": 2, "max_running": 64, "max_queued": 256}]}.
+JSON is {"tenants": [{"name": "a", "key_sha256": ["…"], "weight": 2, "max_running": 64, "max_queued": 256}]}, and with
+"role": "operator" the keys show what all tenants do.
 A folder, such as a mounted Secret, contains such files: a key without a name belongs to the tenant named like its file.
 No message repeats a line of a key file.
 """

@@ -161,6 +161,19 @@ class TenantMeters:
             return {}
         return {measure: _remaining(gauge.bucket) for measure, gauge in meter.gauges.items()}
 
+    def active(self) -> list[str]:
+        """Return the names of the tenants that have taken something of their limits lately."""
+        return list(self._meters)
+
+    def used(self, name: str, now: float) -> dict[str, float]:
+        """Return what a tenant has taken of each of its limits in this process, by the limit's name."""
+        meter = self._meters.get(name)
+        used: dict[str, float] = {}
+        for measure, gauge in {}.items() if meter is None else meter.gauges.items():
+            gauge.bucket.refill(now)
+            used[measure.value] = max(0.0, gauge.bucket.capacity - gauge.bucket.level)
+        return used
+
     # Shares of other processes ----------------------------------------------------------------------------------------
 
     def usage(self, now: float, most: int) -> list[LimitUse]:

@@ -20,15 +20,18 @@ from pathlib import Path
 
 import msgspec
 
+from baton_control.history_facts import HistoryFacts, flatten_spec
 from baton_control.sizing.decision.scaling import Sized
 from baton_control.spec.api import IGNORED_SCALE_TO_ZERO, LLMDeployment, TargetSpec
 from baton_control.worker_specs import Device, instance_arguments, pool_roles, pool_spec
+from baton_gateway.reporting.metrics_page import own_version
 from baton_local.fleet import supervision
 from baton_local.fleet.bookkeeping import Bookkeeping
 from baton_local.fleet.desired_processes import Fleet, SlotSpec, new_slots, roll, slots_to_stop
 from baton_local.fleet.emulation import Emulation
 from baton_local.fleet.flipping import FlipsUnderWay, slots_to_flip
 from baton_local.fleet.health_polls import HealthPolls
+from baton_local.fleet.kept_history import KeptHistory
 from baton_local.fleet.local_site import LOOPBACK
 from baton_local.fleet.local_tenants import LocalTenants
 from baton_local.fleet.log_rotation import rotate_logs
@@ -103,6 +106,8 @@ class LocalRuntime:
         self._wake = asyncio.Event()
         self._written: RunRecord | None = None
         self._books = Bookkeeping(plan.run.reserve, self._say)
+        self._history = KeptHistory(plan.run.history, self._books.keep, time.time())
+        self._spec_fields = flatten_spec(plan.fleet.deployment.spec.model_dump(mode="json", by_alias=True))
         deployment = plan.fleet.deployment
         self._polls = HealthPolls(
             self._supervisor, plan.endpoint, deployment.spec.gateway.processes, self._is_asleep, self._act
@@ -146,6 +151,9 @@ class LocalRuntime:
         self._reconcile(now)
         self._act(self._supervisor.tick(now))
         self._write_record()
+        if self._history.is_due(now):
+            self._history.look(self._facts(), self._reasons, time.time(), now)
+            self._scaling.announce(self._history.history.with_reasons(self._reasons))
         if self._plan.tenants is not None:
             self._plan.tenants.refresh(now)
         self._books.retry(now)
@@ -156,6 +164,7 @@ class LocalRuntime:
             log = self._run.log(ended.name)
             line = last_line(log, self._log_starts[ended.name])
             self._pids.pop(ended.name, None)
+            self._history.note_end(ended.name, ended.status)
             self._act(self._supervisor.exited(ended.name, Exit(ended.status, line, age_s(log, time.time())), now))
         for slot in list(self._supervisor.slots.values()):
             if slot.phase is Phase.STARTING:
@@ -325,6 +334,7 @@ class LocalRuntime:
             limits={role.value: _limits(self._fleet.deployment, role) for role in roles},
             mode=str(self._scaling.mode),
             wanted={role.value: count for role, count in self._wanted.items() if role in roles},
+            ranks={role.value: pool_spec(self._fleet.deployment, role).tensor_parallel for role in roles},
             emulated=self._plan.emulation.label if self._plan.emulation else None,
             api_keys=self._plan.api_keys,
             ttft=_target(spec.slo.ttft),
@@ -336,6 +346,16 @@ class LocalRuntime:
             self._books.keep(self._run.record, msgspec.to_builtins(record), now)
             self._books.keep(self._run.scrape_targets, scrape_targets(record, self._sizing_at), now)
             self._written = record
+
+    def _facts(self) -> HistoryFacts:
+        deployment = self._fleet.deployment
+        return HistoryFacts(
+            version=own_version(),
+            spec=self._spec_fields,
+            sizes={role.value: count for role, count in self._wanted.items() if role in pool_roles(deployment)},
+            most={role.value: pool_spec(deployment, role).replicas.max for role in pool_roles(deployment)},
+            starts={slot.name: slot.incarnation for slot in self._supervisor.slots.values()},
+        )
 
     def _process_record(self, slot: supervision.ProcessSlot) -> ProcessRecord:
         at = slot.announcement

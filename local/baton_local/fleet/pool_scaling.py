@@ -30,6 +30,7 @@ from baton_control.telemetry.tenant_metrics import TenantUse
 from baton_control.worker_specs import pool_spec
 from baton_local.fleet.desired_processes import Routable, SlotSpec, pools_now
 from baton_local.fleet.run_dir import write_private
+from baton_wire.deployment_history import DeploymentHistory
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -87,6 +88,10 @@ class Scaling:
     def order(self, flips: tuple[FlipOrder, ...]) -> None:
         """Have the gateways pass these orders on to workers, until the next call replaces them."""
         self._server.order(self._key, flips)
+
+    def announce(self, history: DeploymentHistory) -> None:
+        """Send the history to the gateways, which show it on their page."""
+        self._server.set_history(self._key, history)
 
     def size(self, running: Iterable[SlotSpec], routable: Routable | None) -> Sized:
         """The number of workers that each pool should have now."""

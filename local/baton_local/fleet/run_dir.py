@@ -89,6 +89,11 @@ class RunDir:
         return self.root / "sizing.json"
 
     @property
+    def history(self) -> Path:
+        """The history of the deployment, from one run to the next."""
+        return self.root / "history.json"
+
+    @property
     def paced(self) -> Path:
         """Step times of emulated workers."""
         return self.root / "paced.json"
@@ -278,7 +283,8 @@ def _private_directory(path: Path) -> None:
 
 
 def _clear(run: RunDir, keep_logs: bool) -> None:
-    names = {run.lock.name, run.sizing.name, run.ledger.name} | ({run.logs.name} if keep_logs else set())
+    names = {run.lock.name, run.sizing.name, run.ledger.name, run.history.name}
+    names |= {run.logs.name} if keep_logs else set()
     for path in run.root.iterdir():
         if path.name in names:
             continue

@@ -13,6 +13,7 @@ from baton_operator.kube.kube_api import KubeApi
 from baton_operator.kube.object_fields import mapping, uid_of
 from baton_operator.objects.fetch_progress import PROGRESS_S
 from baton_operator.objects.pod_policy import PodPolicy
+from baton_operator.passes.announced_history import status_history
 from baton_operator.passes.apply import Applier
 from baton_operator.passes.deployment_status import status_of
 from baton_operator.passes.diagnosis import diagnose, idle_scaler
@@ -38,8 +39,10 @@ from baton_operator.passes.serving import Serving, earliest
 from baton_operator.passes.snapshot import Caches, Snapshot
 from baton_operator.passes.status_events import StatusEvent
 from baton_operator.passes.status_writer import StatusWriter
+from baton_wire.deployment_history import DeploymentHistory
 from baton_wire.messages.values import Role
 
+Announce = Callable[[Key, DeploymentHistory], None]
 PROBLEM_S = 30.0
 """Time to the next pass after a refusal of an object."""
 
@@ -77,7 +80,10 @@ class PassReporter:
         caches: Caches,
         now: Callable[[], datetime.datetime],
         clock: Callable[[], float],
+        announce: Announce = lambda key, history: None,
     ) -> None:
+        """`announce`: sends a deployment's history to its gateways."""
+        self._announce = announce
         self._applier, self._caches, self._now = applier, caches, now
         self._statuses = StatusWriter(api, applier, now, clock)
         self._events = EventReader(api, clock)
@@ -118,7 +124,10 @@ class PassReporter:
         )
         if self._postpones(snapshot.owner.uid):
             return 0.0
-        status_s = await self._statuses.write(snapshot, status_of(result, snapshot.before, self._now()))
+        status = status_of(result, snapshot.before, self._now())
+        reasons = {} if result.sized is None else {role.value: why for role, why in result.sized.reasons.items()}
+        self._announce(snapshot.key, status_history(status, snapshot.live_pods, reasons))
+        status_s = await self._statuses.write(snapshot, status)
         await self._write_events(snapshot, plan)
         await self._statuses.write_pools(snapshot, spec.rendering.deployment, plan.pools)
         return earliest((again_s, status_s, PROBLEM_S if written.problems else None))

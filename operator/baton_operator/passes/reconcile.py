@@ -24,7 +24,7 @@ from baton_operator.passes.apply import Applier
 from baton_operator.passes.deployment_sizer import DeploymentSizer
 from baton_operator.passes.observe import rollout_groups
 from baton_operator.passes.pass_plan import plan_pass
-from baton_operator.passes.pass_reporter import PassReporter, SpecInForce
+from baton_operator.passes.pass_reporter import Announce, PassReporter, SpecInForce
 from baton_operator.passes.plan_writer import PlanWriter
 from baton_operator.passes.refused_spec import RefusedSpec
 from baton_operator.passes.rendering import Inputs, Rendering, Renderings, inputs_of, last_good
@@ -62,6 +62,7 @@ class Reconciler:
         now: Callable[[], datetime.datetime],
         clock: Callable[[], float],
         emptying: Callable[[], frozenset[str] | None] = lambda: None,
+        announce: Announce = lambda key, history: None,
     ) -> None:
         self._caches, self._installation, self._now, self._emptying = caches, installation, now, emptying
         """`emptying`: nodes that are being emptied; None: nodes cannot be read."""
@@ -71,7 +72,7 @@ class Reconciler:
         self._serving = ServingReader(telemetry, clock)
         self._sizer = DeploymentSizer(sizing, measured, now, asks_again=telemetry is not None)
         self._writer = PlanWriter(self._applier, self._roles)
-        self._reporter = PassReporter(api, self._applier, caches, now, clock)
+        self._reporter = PassReporter(api, self._applier, caches, now, clock, announce)
         self._uids: dict[Key, str] = {}
         """The deployment of each name that a pass saw last: another one of the same name begins anew."""
 

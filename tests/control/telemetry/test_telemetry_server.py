@@ -25,6 +25,7 @@ from baton_testing.sizing.telemetry_links import (
     linking,
     operating,
 )
+from baton_wire.deployment_history import ChangeKind, DeploymentHistory, decode_history, make_change
 from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.measures import WorkerCondition
 from baton_wire.messages.operator_link import FlipOrder, LimitMeasure, LimitUse, Summary
@@ -351,3 +352,25 @@ async def test_limits_are_divided_by_what_processes_report_and_equally_before(tm
         await until(lambda: any(order.shares for order in idle.limit_orders))
         shares = [next(order for order in link.limit_orders if order.shares).shares[0].share for link in (busy, idle)]
         assert shares == pytest.approx([0.99, 0.01])
+
+
+async def test_the_history_is_sent_when_a_link_begins_and_after_a_change_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry_server, "HEARTBEAT_S", 0.01)
+    keys = keys_in(tmp_path)
+    first = DeploymentHistory((make_change(5.0, ChangeKind.VERSION, "baton", "began with 0.2.0"),))
+    second = first.with_changes([make_change(6.0, ChangeKind.DECISION, "decode", "1 to 2: more load")])
+    async with operating(keys) as operator:
+        operator.server.set_history(KEY, first)
+        async with linking(keys, operator.url) as gateway:
+            await until(lambda: len(gateway.histories) == 1)
+            await asyncio.sleep(0.05)
+            operator.server.set_history(KEY, second)
+            await until(lambda: len(gateway.histories) == 2)
+            assert list(map(decode_history, gateway.histories)) == [first, second]
+        operator.server.forget(KEY)
+        async with linking(keys, operator.url) as gateway:
+            await until(lambda: gateway.link.is_linked)
+            await asyncio.sleep(0.05)
+            assert gateway.histories == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_gateway.records import record_desk
+from baton_gateway import sibling_sockets
 from baton_gateway.records.record_desk import RecordDesk
 from baton_gateway.records.record_query import ProcessRecords, RecordQuery, RecordsPage, for_tenant
 from baton_gateway.records.record_ring import RecordRing
@@ -44,7 +44,7 @@ async def test_a_child_that_is_not_there_is_named(tmp_path: Path) -> None:
 async def test_a_child_that_hangs_is_named_and_one_that_died_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_desk, "ANSWER_S", 0.05)
+    monkeypatch.setattr(sibling_sockets, "ANSWER_S", 0.05)
     hanging, dead = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     hanging.bind(str(tmp_path / "records-7.sock"))
     hanging.listen()

@@ -16,7 +16,7 @@ def page() -> bytes:
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.ttft.observe(0.2, 0.0)
     metrics._requests[Outcome.FINISHED].inc()
-    metrics.sample(3, 2, {})
+    metrics.sample(3, 2, {}, now=0.0)
     return metrics.page()[0]
 
 

@@ -2,7 +2,7 @@
 
 One WebSocket per gateway process, dialled by the gateway. Up: GatewayHello (first), ModelConfigFile, Summary every few
 seconds, Wake at once, LimitReport, Heartbeat. Down: Standby, FlipOrder, TenantTable, LimitOrder,
-Heartbeat. Nothing that serves a request waits for this link.
+HistoryDocument, Heartbeat. Nothing that serves a request waits for this link.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MAX_UP_BYTES = 4 << 20
 """Longest frame of a gateway: a summary of `MAX_WORKERS` workers with all their step times."""
 MAX_SHARD_BYTES = 512 << 10
 MAX_DOWN_BYTES = MAX_SHARD_BYTES + 4_096
+MAX_HISTORY_BYTES = 48 << 10
 MAX_LIMITS = 1_000
 """Limits of tenants in one message; more come in the next one."""
 
@@ -160,5 +161,12 @@ class LimitOrder(Message, frozen=True, tag=19):
     shares: Annotated[tuple[LimitShare, ...], Meta(max_length=MAX_LIMITS)]
 
 
+class HistoryDocument(Message, frozen=True, tag=20):
+    """The deployment's history, for the gateway's page. Sent when a link begins and after a change."""
+
+    content: Annotated[bytes, Meta(min_length=2, max_length=MAX_HISTORY_BYTES)]
+    """As `baton_wire.deployment_history` encodes it."""
+
+
 ToOperator = GatewayHello | Summary | Wake | Heartbeat | ModelConfigFile | LimitReport
-ToGateway = Standby | FlipOrder | Heartbeat | TenantTable | LimitOrder
+ToGateway = Standby | FlipOrder | Heartbeat | TenantTable | LimitOrder | HistoryDocument

@@ -90,6 +90,7 @@ class Gateway:
     shards: list[bytes] = field(default_factory=list)
     uses: tuple[LimitUse, ...] = ()
     limit_orders: list[LimitOrder] = field(default_factory=list)
+    histories: list[bytes] = field(default_factory=list)
 
 
 @asynccontextmanager
@@ -110,6 +111,7 @@ async def linking(
         lambda content: gateway.shards.append(content),
         lambda: gateway.uses,
         lambda order: gateway.limit_orders.append(order),
+        lambda content: gateway.histories.append(content),
     )
     link = OperatorLink(url, KeyDirectory(keys), epoch, GatewayHello("one", 1), sources, AlteredFrames(), times)
     gateway = Gateway(telemetry, link)

@@ -1,0 +1,79 @@
+"""`baton history`: what changed in a deployment: sizes with their reasons, limits met, restarts, spec, versions."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from baton_local.errors import LocalError
+from baton_local.fleet.kept_history import MAX_FILE_BYTES, read_history
+from baton_local.fleet.run_dir import base_directory, find_run
+from baton_local.text_table import table
+from baton_wire.deployment_history import DeploymentHistory, HistoryChange
+
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryOptions:
+    """The options of `baton history`."""
+
+    name: str | None = None
+    since_s: float | None = None
+    """How far to look back; None: to the first change that is kept."""
+    kind: str | None = None
+    format: str = "text"
+    file: str | None = None
+    """A document of a cluster's ConfigMap; None: this machine's deployment."""
+
+
+def run_history(options: HistoryOptions, wall_s: float | None = None) -> int:
+    """Print the changes, the oldest first. Raises LocalError."""
+    if options.file is None:
+        entries = read_history(find_run(base_directory(), options.name, must_run=False).history).history.entries
+    else:
+        entries = _read(options.file).entries
+    now = time.time() if wall_s is None else wall_s
+    shown = [change for change in entries if _is_wanted(change, options, now)]
+    print(as_json(shown) if options.format == "json" else as_text(shown))
+    return 0
+
+
+def as_text(changes: list[HistoryChange]) -> str:
+    """The changes as a table."""
+    if not changes:
+        return "no change is kept"
+    rows = [(_moment(change.at), change.kind.value, change.subject, change.text) for change in changes]
+    return table(("WHEN", "KIND", "OF", "WHAT"), rows)
+
+
+def as_json(changes: list[HistoryChange]) -> str:
+    """The changes as JSON."""
+    return json.dumps({"entries": msgspec.to_builtins(changes)}, indent=2)
+
+
+def _is_wanted(change: HistoryChange, options: HistoryOptions, now: float) -> bool:
+    is_recent = options.since_s is None or change.at >= now - options.since_s
+    return is_recent and options.kind in (None, change.kind.value)
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _read(file: str) -> DeploymentHistory:
+    if file == STDIN:
+        content = sys.stdin.buffer.read(MAX_FILE_BYTES)
+    else:
+        with Path(file).open("rb") as opened:
+            content = opened.read(MAX_FILE_BYTES)
+    try:
+        return msgspec.json.decode(content, type=DeploymentHistory)
+    except msgspec.DecodeError as error:
+        raise LocalError(f"--file: {file}: is no history: {error}") from error

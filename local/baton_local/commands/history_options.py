@@ -1,0 +1,23 @@
+"""The options of `baton history`."""
+
+from __future__ import annotations
+
+import argparse
+
+from baton_local.argument_types import some_seconds
+
+KINDS = ("decision", "limit", "restart", "spec", "version")
+"""The kinds of changes (`baton_wire.deployment_history.ChangeKind`), whose module the help need not load."""
+
+
+def add_options(parser: argparse.ArgumentParser, name_help: str) -> None:
+    """Add them to the parser of the command."""
+    parser.add_argument("--name", metavar="NAME", help=name_help)
+    parser.add_argument("--since", type=some_seconds, metavar="TIME", help="only changes of the last TIME, such as 24h")
+    parser.add_argument("--kind", choices=KINDS, help="only changes of this kind")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="form of the output (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--file", metavar="FILE", help="history of a cluster's ConfigMap (-: stdin; default: this machine's)"
+    )

@@ -1,0 +1,101 @@
+"""The history of a deployment on this machine: kept from one run to the next, written seldom, shown by the CLI."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from baton_control.history_facts import HistoryFacts
+from baton_local.commands import history as command
+from baton_local.commands.history import HistoryOptions, run_history
+from baton_local.commands.history_options import KINDS
+from baton_local.errors import LocalError
+from baton_local.fleet.kept_history import WRITE_S, KeptHistory, exit_words, read_history
+from baton_local.fleet.run_dir import write_json
+from baton_wire.deployment_history import ChangeKind
+
+FACTS = HistoryFacts(version="0.2.0", sizes={"decode": 1}, most={"decode": 4}, starts={"chat-decode-0": 1})
+
+
+def test_the_options_know_every_kind() -> None:
+    assert tuple(ChangeKind) == KINDS
+
+
+def keep(path: Path, value: object, now: float) -> None:
+    write_json(path, value)
+
+
+def kinds(file: Path) -> list[str]:
+    return [f"{change.kind} {change.subject}" for change in read_history(file).history.entries]
+
+
+def test_changes_outlive_the_run_and_a_new_run_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "history.json"
+    first = KeptHistory(file, keep, 100.0)
+    first.look(FACTS, {}, 101.0, 0.0)
+    second = KeptHistory(file, keep, 200.0)
+    larger = HistoryFacts("0.2.0", {}, {"decode": 2}, {"decode": 4}, {"chat-decode-0": 1, "chat-decode-1": 1})
+    second.look(larger, {"decode": "more load"}, 201.0, 0.0)
+    assert kinds(file) == ["restart baton up", "version baton", "restart baton up", "decision decode"]
+
+
+def test_the_file_is_written_seldom_and_only_after_a_change(tmp_path: Path) -> None:
+    writes: list[float] = []
+    kept = KeptHistory(tmp_path / "history.json", lambda path, value, now: writes.append(now), 0.0)
+    for tick in range(100):
+        facts = HistoryFacts(sizes={"decode": tick % 2}, most={"decode": 9})
+        kept.look(facts if tick < 50 else HistoryFacts(), {}, float(tick), tick * 1.0)
+    assert all(later - former >= WRITE_S for former, later in itertools.pairwise(writes))
+    assert max(writes) < 50 + WRITE_S + 1
+    assert not kept.is_due(99.5)
+    assert kept.is_due(100.0)
+
+
+def test_a_restart_tells_how_the_process_ended(tmp_path: Path) -> None:
+    kept = KeptHistory(tmp_path / "history.json", keep, 0.0)
+    kept.look(FACTS, {}, 1.0, 0.0)
+    kept.note_end("chat-decode-0", -9)
+    kept.look(HistoryFacts("0.2.0", {}, {"decode": 1}, {"decode": 4}, {"chat-decode-0": 2}), {}, 2.0, 2.0)
+    assert kept.history.entries[-1].text == "start 2: the one before was killed by SIGKILL"
+    assert exit_words(-250) == "the one before was killed by signal 250"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"history": {"entries": [{"at": "x"}]}}'])
+def test_a_file_that_cannot_be_read_is_an_empty_history(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "history.json"
+    file.write_text(content)
+    assert read_history(file).history.entries == ()
+
+
+def test_the_command_shows_what_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = KeptHistory(tmp_path / "history.json", keep, 100.0)
+    kept.look(FACTS, {}, 200.0, 0.0)
+    monkeypatch.setattr(command, "base_directory", lambda: tmp_path)
+    monkeypatch.setattr(
+        command, "find_run", lambda base, name, must_run: SimpleNamespace(history=base / "history.json")
+    )
+    assert run_history(HistoryOptions()) == 0
+    assert "baton up  began" in capsys.readouterr().out
+    run_history(HistoryOptions(since_s=150.0, format="json"), wall_s=300.0)
+    assert [entry["kind"] for entry in json.loads(capsys.readouterr().out)["entries"]] == ["version"]
+    run_history(HistoryOptions(kind="decision"))
+    assert capsys.readouterr().out == "no change is kept\n"
+
+
+def test_the_command_reads_a_clusters_document_and_names_a_wrong_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = b'{"entries": [{"at": 5, "kind": "limit", "subject": "decode", "text": "has 3 workers"}]}'
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(document)))
+    run_history(HistoryOptions(file="-"))
+    assert "has 3 workers" in capsys.readouterr().out
+    (tmp_path / "wrong.json").write_text("[]")
+    with pytest.raises(LocalError, match="is no history"):
+        run_history(HistoryOptions(file=str(tmp_path / "wrong.json")))
