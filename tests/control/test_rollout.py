@@ -101,6 +101,27 @@ def test_nothing_is_removed_while_routable_is_unknown() -> None:
     assert (step.changes, step.phase) == ((), RolloutPhase.UNKNOWN)
 
 
+def test_workers_that_never_got_ready_make_room_for_the_template_that_mends_them_though_routable_is_unknown() -> None:
+    third = Revision("fit-c", "four")
+
+    def changes(ready_old: int, ready_new: int) -> list[tuple[Role, Revision, int]]:
+        groups = tuple(
+            group
+            for role in (P, D)
+            for group in (
+                Group(role, OLD, 2, None, idle=2 - ready_old),
+                Group(role, NEW, 1, None, idle=1 - ready_new),
+            )
+        )
+        step = next_step(wanted(2, 2, third), groups, Limits(1, 0))
+        return [(change.role, change.revision, change.workers) for change in step.changes]
+
+    assert changes(2, 0) == [(P, NEW, -1), (D, NEW, -1)]
+    assert changes(2, 1) == [], "a ready worker may serve"
+    assert changes(1, 0) == [], "the others are under the floor"
+    assert changes(0, 1) == [], "both kinds may be needed"
+
+
 def test_a_new_template_that_never_becomes_routable_keeps_the_old_one_serving() -> None:
     groups = (Group(P, OLD, 2, 2), Group(D, OLD, 2, 2), Group(P, NEW, 1, 0), Group(D, NEW, 1, 0))
     assert next_step(wanted(2, 2, NEW), groups, Limits(1, 0)).changes == ()

@@ -83,7 +83,7 @@ def rollout_groups(
             worker_set,
             routable,
             pod_counts.get(worker_set.key, PodCounts()),
-            serves_nothing=linked is not None and worker_set.key not in linked,
+            serves_nothing=routable is not None and linked is not None and worker_set.key not in linked,
         )
         for worker_set in sets
         if not worker_set.is_leaving

@@ -7,18 +7,20 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from baton_control.hashes import Revision
-from baton_control.rollout import Group, Limits, Step, Wanted, next_step
+from baton_control.rollout import Group, Limits, Step, Wanted, next_step, superseded
 from baton_control.sizing.decision.scaling import Sized
 from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.fetch_state import FetchState, fetch_of, retry_in_s
 from baton_operator.passes.deployment_sizer import PoolSizes
 from baton_operator.passes.drain_replacement import DrainReplacement, places_of, plan_replacement
+from baton_operator.passes.held_gateway import GATEWAYS_WAIT, find_held_gateway
 from baton_operator.passes.observe import WorkerSet, rollout_groups
 from baton_operator.passes.pool_size import PoolPlan
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.roles import apply_flips, sizes_after_flips
 from baton_operator.passes.serving import Serving, earliest
 from baton_operator.passes.snapshot import Snapshot
+from baton_operator.passes.template_records import Stored
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
@@ -38,6 +40,9 @@ class PassPlan:
     step: Step
     replacement: DrainReplacement
     fetch: FetchState
+    held_gateway: Stored | None = None
+    """The record whose gateway template stays until workers of the new images are ready; None: the present one is
+    used."""
     retry_s: float | None = None
     """Seconds until a fetch that was given up begins anew; None: it was not given up."""
     again_s: float | None = None
@@ -67,15 +72,22 @@ def plan_pass(
     limits = Limits(rollout.max_surge, rollout.max_unavailable, rollout.canary)
     fetch = fetch_of(rendering.objects, snapshot.fetches)
     retry_s = retry_in_s(fetch, now)
+    step = next_step(wanted, _without_doubtful(groups, serving.doubtful), limits, rollout.paused)
+    starting = {
+        change.role for change in step.changes if change.workers > 0 and change.revision == wanted[change.role].revision
+    }
+    starting |= {group.role for group in superseded(wanted, groups, limits)}
+    held = find_held_gateway(snapshot, record, sets, wanted, limits, starting, paused=rollout.paused)
     return PassPlan(
         pools=sizes.plans,
         sized=sizes.sized,
         wanted={role: pool.revision for role, pool in wanted.items()},
         sets=sets,
         groups=rollout_groups(sets, serving.shown, snapshot.pod_counts),
-        step=next_step(wanted, _without_doubtful(groups, serving.doubtful), limits, rollout.paused),
+        step=step if held is None else replace(step, reason=f"{step.reason}; {GATEWAYS_WAIT}"),
         replacement=replacement,
         fetch=fetch,
+        held_gateway=held,
         retry_s=retry_s,
         again_s=earliest((sizes.again_s, retry_s)),
     )

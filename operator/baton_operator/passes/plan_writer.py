@@ -54,7 +54,7 @@ class PlanWriter:
         record = await self._write_record(snapshot, rendering)
         if not record.may_run:
             return WrittenPlan(record.problems, snapshot.pods, record.again_s)
-        shared = await self._shared.ensure(snapshot, rendering, plan.replacement)
+        shared = await self._shared.ensure(snapshot, rendering, plan.replacement, plan.held_gateway)
         problems = (*record.problems, *shared.problems, *await self._write_facades(snapshot, rendering, plan))
         if not shared.may_run:
             return WrittenPlan(problems, snapshot.pods, record.again_s)
@@ -164,6 +164,8 @@ class PlanWriter:
                 await self._applier.delete(WORKERS, snapshot.live_sets[empty.name])
         live = {live_set.revision.template for live_set in plan.sets}
         for record in find_outdated(snapshot.records, live | {revision.template for revision in plan.wanted.values()}):
+            if plan.held_gateway is not None and record.name == plan.held_gateway.name:
+                continue
             await self._applier.delete(RECORDS, snapshot.live_records[record.name])
         names = {(desired.resource, desired.name) for desired in rendering.standing}
         for resource, optional in snapshot.withdrawable:

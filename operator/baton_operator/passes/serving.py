@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from baton_control.names import gateway_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import OTHER_VERSION_S
-from baton_operator.kube.object_fields import mapping, mappings
+from baton_operator.kube.object_fields import Manifest, mapping, mappings
 from baton_operator.passes.roles import count_serving
 from baton_operator.passes.snapshot import Snapshot
-from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Stored
+from baton_operator.passes.template_records import UPGRADE_ANNOTATION
 from baton_operator.passes.worker_pods import Readiness
 from baton_operator.telemetry import GatewayReport, RoutableCounts, Telemetry
 from baton_wire.messages.values import Role
@@ -125,19 +125,21 @@ class ServingReader:
 
 
 def _has_mute_gateways(snapshot: Snapshot, *, is_linked: bool) -> bool:
-    """True if gateways run that were made without a link to the operator: those of the current record while none is
-    linked, or those of an older record until the last one has gone."""
-    mute = {stored.number: _is_mute(stored) for stored in snapshot.records}
+    """True if gateways run that were made without a link to the operator: those of the current record or of the live
+    template while none is linked, or those of an older record until the last one has gone."""
+    mute = {stored.number: _is_mute(stored.record.rendered[Role.GATEWAY].pod) for stored in snapshot.records}
     if not any(mute.values()):
         return False
-    if mute[max(mute)]:
+    gateway = snapshot.live_sets.get(gateway_name(snapshot.key.name), {})
+    live = mapping(mapping(gateway.get("spec")).get("template"))
+    if mute[max(mute)] or (live and _is_mute(live)):  # a former template may be held for a time
         return not is_linked
-    status = mapping(snapshot.live_sets.get(gateway_name(snapshot.key.name), {}).get("status"))
+    status = mapping(gateway.get("status"))
     return status.get("updatedReplicas") != status.get("replicas") or bool(snapshot.leaving_gateways)
 
 
-def _is_mute(stored: Stored) -> bool:
-    pod = mapping(stored.record.rendered[Role.GATEWAY].pod.get("spec"))
+def _is_mute(template: Manifest) -> bool:
+    pod = mapping(template.get("spec"))
     commands = [container.get("command") for container in mappings(pod.get("containers"))]
     words = [str(word) for command in commands if isinstance(command, list) for word in command]
     return not any(word.startswith(OPERATOR_FLAG) for word in words)

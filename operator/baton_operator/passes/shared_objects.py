@@ -26,10 +26,12 @@ from baton_operator.objects.model_cache import is_clone
 from baton_operator.passes.apply import Applied, Applier, DesiredObject, NameTaken, with_metadata
 from baton_operator.passes.drain_replacement import DrainReplacement, adjust_object
 from baton_operator.passes.drift import APPLIED
+from baton_operator.passes.held_gateway import with_template
 from baton_operator.passes.pool_size import SCALER, WRITTEN, Facade
 from baton_operator.passes.problems import PassProblem, reason_of_refusal, shorten
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.snapshot import Snapshot
+from baton_operator.passes.template_records import Stored
 
 _NEEDED = (POLICIES, ACCOUNTS)
 """Kinds that have to be as wanted before any Pod starts."""
@@ -51,10 +53,13 @@ class SharedObjects:
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
 
-    async def ensure(self, seen: Snapshot, rendering: Rendering, replacement: DrainReplacement) -> Ensured:
+    async def ensure(
+        self, seen: Snapshot, rendering: Rendering, replacement: DrainReplacement, held_gateway: Stored | None = None
+    ) -> Ensured:
         """Make the shared objects as wanted, in order, what Pods need first; budgets and the gateway follow
-        `replacement`. Stops at the first refusal of an object that Pods need, so that no Pod runs without its policies;
-        other refusals keep nothing back. Raises KubeError for failures that can be retried."""
+        `replacement`, and the gateway keeps the template of `held_gateway`, if given. Stops at the first refusal of an
+        object that Pods need, so that no Pod runs without its policies; other refusals keep nothing back. Raises
+        KubeError for failures that can be retried."""
         problems: list[PassProblem] = []
         if seen.keys != rendering.keys or not seen.has_keys:
             try:
@@ -69,7 +74,10 @@ class SharedObjects:
                 continue  # also where the installation's part of fetch Pods has changed since
             if desired.resource == CLAIMS and is_clone(desired.body) and not is_here:
                 continue  # it would be a clone of an empty claim
-            refused = await self._one(desired, seen, rendering, replacement)
+            wanted = desired
+            if held_gateway is not None and desired.resource == WORKERS:  # the only Deployment among the shared objects
+                wanted = with_template(desired, held_gateway)
+            refused = await self._one(wanted, seen, rendering, replacement)
             problems += [refused] if refused is not None else []
             if refused is not None and desired.resource in _NEEDED:
                 return Ensured(tuple(problems), may_run=False)

@@ -233,8 +233,12 @@ class RolloutWorld:
             self._check_hold(role, before, after, reported)
         if after.share < min(before.share, after.least_share) - 1e-9 and step.changes and len(before.fits) <= 2:
             raise self._broken(f"ratio: {before.share} to {after.share}, least {after.least_share}")
-        if not self._is_known and any(change.workers < 0 for change in step.changes):
-            raise self._broken("stops workers although it is unknown which are routable")
+        unready = {
+            (change.role, change.revision): before.unready[change.role, change.revision] for change in step.changes
+        }
+        stopped = {(change.role, change.revision): -change.workers for change in step.changes if change.workers < 0}
+        if not self._is_known and any(count > unready[key] for key, count in stopped.items()):
+            raise self._broken("stops ready workers although it is unknown which are routable")
 
     def _check_hold(self, role: Role, before: Facts, after: Facts, reported: set[tuple[Role, Revision]]) -> None:
         fresh, was = (facts.by_revision[role, self._wanted[role].revision] for facts in (after, before))
@@ -272,6 +276,7 @@ class Facts:
         routable = [worker for worker in workers if worker.is_routable]
         self.total = Counter(worker.role for worker in workers)
         self.by_revision = Counter((worker.role, worker.revision) for worker in workers)
+        self.unready = Counter((worker.role, worker.revision) for worker in workers if not worker.is_ready)
         self._routable = Counter((worker.role, worker.revision) for worker in routable)
         linked = {(worker.role, worker.revision.fit) for worker in routable}
         self.usable = Counter(
