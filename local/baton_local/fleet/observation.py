@@ -131,12 +131,15 @@ def merge_gateways(pages: Sequence[Mapping[str, object]]) -> GatewayState:
     if not pages:
         return GatewayState()
     states = [msgspec.convert(page, _GatewayPage) for page in pages]
+    ttft, tpot = ([state.latency.get(name) for state in states] for name in ("ttft", "tpot"))
     links = {worker.address: worker.state for state in reversed(states) for worker in state.workers}
     processes = [process for state in states for process in state.processes]
     return GatewayState(
         links,
-        *(_merge([state.latency.get(name) for state in states]) for name in ("ttft", "tpot")),
-        *(_merge([_minute(state.latency.get(name)) for state in states]) for name in ("ttft", "tpot")),
+        _merge(ttft),
+        _merge(tpot),
+        _merge(map(_minute, ttft)),
+        _merge(map(_minute, tpot)),
         _merge_cache([state.cache for state in states if state.cache is not None]),
         sum(process.requests_running for process in processes),
         sum(process.requests_waiting for process in processes),
