@@ -26,6 +26,7 @@ BENCHES = {
     ),
     "gateway_cost": ("bench.serving.gateway_cost", "the gateway: processor time per token, requests/s"),
     "transfer": ("bench.transfer.transports", "the `tcp` transport compared with a plain socket: GB/s"),
+    "rank_transfer": ("bench.transfer.ranks", "hand-overs between unequal numbers of ranks, and equal ones: ms"),
     "disaggregation": ("bench.serving.disaggregation", "prefill and decode apart and together: TTFT, TPOT, tokens/s"),
     "handover": ("bench.serving.handover", "what the hand-over costs a client: TTFT, the gap after the first token"),
     "overload": (
@@ -74,6 +75,10 @@ BENCHES = {
     ),
     "kernels": ("bench.kernels.cpu", "the kernels' CPU paths compared with what they replace"),
     "sizing_fronts": ("bench.sizing.fronts", "policies over their knobs and fixed pools, on a split of loads"),
+    "sizing_degrees": (
+        "bench.sizing.degrees",
+        "the degrees that `baton plan` names against the best of a sweep on the simulator",
+    ),
     "sizing_decisions": (
         "bench.sizing.decisions",
         "processor time of mode SLO's decisions, on a split of loads",

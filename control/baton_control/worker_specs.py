@@ -18,6 +18,7 @@ from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsP
 from baton_control.spec.pools import PoolSpec
 from baton_control.spec.reserved_env import CLOSED_ENV
 from baton_control.spec.served_model import Dtype, ModelTask
+from baton_control.spec.tensor_parallel import ONE_RANK, supported_degrees
 from baton_wire.messages.values import POOL_ROLES, Role
 
 FLEXIBLE = "baton_flexible_worker"
@@ -47,7 +48,7 @@ class Site:
     prefill_device: Device
     decode_device: Device
     threads: int | None = None
-    """Compute threads of one worker; None: the worker's own default."""
+    """Compute threads of one rank of a worker; None: the worker's own default."""
     drain_s: float | None = None
     """Time that a stopping process has to finish its requests; None: its own default."""
     worker_drain_s: float | None = None
@@ -96,8 +97,9 @@ class WorkerSpec:
 def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec:
     """The worker template of a pool. Raises UnsupportedError for a value that no worker supports yet."""
     pool = pool_spec(deployment, role)
-    if pool.tensor_parallel > 1:
-        raise UnsupportedError(f"spec.{role}.tensorParallel", f"{pool.tensor_parallel} is not supported yet: must be 1")
+    device = site.prefill_device if role is Role.PREFILL else site.decode_device
+    if pool.tensor_parallel not in supported_degrees(device is not Device.CPU):
+        raise UnsupportedError(f"spec.{role}.tensorParallel", f"{pool.tensor_parallel} is not allowed: {ONE_RANK}")
     flips = deployment.spec.autoscaling.flips
     if flips:
         _require_alike(deployment, site)
@@ -238,6 +240,7 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         "--max-waiting": engine.max_waiting,
         "--offloaded-layers": _offloaded_layers(engine.offloaded_layers, role, device),
         "--threads": site.threads,
+        "--tensor-parallel": pool.tensor_parallel if pool.tensor_parallel > 1 else None,
         "--decode-discovery": site.decode_discovery if _dials_decode_workers(deployment, role) else None,
         "--prefill-discovery": site.prefill_discovery if flips else None,
         "--paced": site.paced_path,

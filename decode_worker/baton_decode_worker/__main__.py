@@ -42,10 +42,8 @@ def side(
     settings, landing_bytes = transfer_config(config, Role.DECODE), parts.landing_bytes
     device = landing_device(parts.pool, landing_bytes, offered(settings.transport))
     transfer = DecodeTransfer(
-        TransferParts(
-            epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.pool.geometry, keys=keys, config=settings
-        ),
-        parts.pool,
+        TransferParts(epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.geometry, keys=keys, config=settings),
+        parts.pools,
         service,
         LandingMemory(landing_bytes, device=device),
         host=listen.host,

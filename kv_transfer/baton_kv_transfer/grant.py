@@ -30,6 +30,7 @@ class DecodePeer:
     block_tokens: int
     landing_bytes: int
     leg: Leg = ALL
+    ranks: int = 1
 
 
 def wanted_layout(

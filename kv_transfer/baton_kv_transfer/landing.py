@@ -77,15 +77,17 @@ class LandingStats:
 
 
 class LandingRegion:
-    """Gives out spans of [0, total_bytes) and tracks what arrived in them."""
+    """Gives out spans of [start, start + total_bytes) and tracks what arrived in them."""
 
-    def __init__(self, total_bytes: int, *, quarantine_share: float = 0.25, alignment: int = ALIGNMENT_BYTES) -> None:
+    def __init__(
+        self, total_bytes: int, *, quarantine_share: float = 0.25, alignment: int = ALIGNMENT_BYTES, start: int = 0
+    ) -> None:
         if total_bytes < 0 or alignment < 1:
             raise ValueError(f"landing region: {total_bytes} bytes with alignment {alignment}")
         self.total_bytes = total_bytes - total_bytes % alignment
         self._alignment = alignment
         self._quarantine_limit = int(self.total_bytes * quarantine_share)
-        self._free: list[Extent] = [Extent(0, self.total_bytes)] if self.total_bytes else []
+        self._free: list[Extent] = [Extent(start, self.total_bytes)] if self.total_bytes else []
         self._transfers: dict[int, _Transfer] = {}
         self._revoked: dict[int, bytes] = {}
         self.refused_writes = 0
@@ -248,6 +250,11 @@ class LandingRegion:
             if any(held.offset <= extent.offset and extent.end <= held.end for held in record.reserved):
                 return record.peer
         return None
+
+    def holder_of_transfer(self, transfer: int) -> bytes | None:
+        """The peer that this transfer is granted to, or was while late writes may follow; None when it is unknown."""
+        record = self._transfers.get(transfer)
+        return self._revoked.get(transfer) if record is None else record.peer
 
     @property
     def quarantined_bytes(self) -> int:

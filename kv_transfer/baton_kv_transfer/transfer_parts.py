@@ -18,14 +18,17 @@ from baton_wire.messages.values import PairFingerprint, Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferParts:
-    """The identity of a worker, the shape of its KV, and the means of its transfer."""
+    """The identity of a worker, the shape of its KV, and the means of its transfer.
+
+    A worker has as many ranks as it hands pools to its transfer.
+    """
 
     epoch: bytes
     fingerprint: PairFingerprint
     geometry: KvGeometry
+    """With all KV heads of the model, whatever the number of ranks."""
     keys: KeyDirectory
     config: TransferConfig = field(default_factory=TransferConfig)
-    tensor_parallel: int = 1
     transports: Sequence[Transport] | None = None
     """None: the transports that `config` offers on this machine."""
     network: Network = field(default_factory=Sockets)
@@ -36,14 +39,14 @@ class TransferParts:
         """The transports that this worker offers to a pair."""
         return offered(self.config.transport) if self.transports is None else self.transports
 
-    def hello(self, role: Role, transports: Sequence[Transport], landing_bytes: int = 0) -> PairHello:
+    def hello(self, role: Role, transports: Sequence[Transport], ranks: int, landing_bytes: int = 0) -> PairHello:
         """The first message on each control link; a decode worker adds its descriptor later."""
         return PairHello(
             role=role,
             epoch=self.epoch,
             fingerprint=self.fingerprint,
             block_tokens=self.geometry.block_tokens,
-            tensor_parallel=self.tensor_parallel,
+            tensor_parallel=ranks,
             landing_bytes=landing_bytes,
             transports=tuple(row.name for row in transports),
             descriptor=b"",

@@ -172,7 +172,14 @@ def _up(options: argparse.Namespace) -> int:
             options.served_name,
             options.max_context_tokens,
             options.latest,
-            DefaultOptions(options.prefill, options.decode, options.dtype, options.kv_memory),
+            DefaultOptions(
+                options.prefill,
+                options.decode,
+                options.dtype,
+                options.kv_memory,
+                options.prefill_tensor_parallel or options.tensor_parallel,
+                options.decode_tensor_parallel or options.tensor_parallel,
+            ),
         ),
         cache=open_cache(options.cache, options.cache_size, os.environ),
         host=options.host,
@@ -195,7 +202,8 @@ def _refuse_model_options(options: argparse.Namespace) -> None:
     """Refuse options of MODEL next to a manifest, which would be ignored. Raises StartError."""
     from baton_local.errors import StartError
 
-    names = ("served_name", "max_context_tokens", "prefill", "decode", "dtype", "kv_memory")
+    degrees = ("tensor_parallel", "prefill_tensor_parallel", "decode_tensor_parallel")
+    names = ("served_name", "max_context_tokens", "prefill", "decode", *degrees, "dtype", "kv_memory")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
     if given:
         raise StartError(f"{', '.join(given)}: not allowed with -f: the manifest says it")

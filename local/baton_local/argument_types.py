@@ -100,6 +100,15 @@ def dtype(text: str) -> str:
     return text
 
 
+def degree(text: str) -> int:
+    """An argument's type: a number of ranks."""
+    from baton_control.spec.tensor_parallel import DEGREES, ONE_OF_DEGREES
+
+    if text not in map(str, DEGREES):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be {ONE_OF_DEGREES}")
+    return int(text)
+
+
 def workers(text: str) -> tuple[int, int]:
     """An argument's type: a number of workers, or the fewest and the most of them, as `2` or `1-4`."""
     low, separator, high = text.partition("-")

@@ -21,7 +21,7 @@ from baton_local.argument_types import (
 )
 from baton_local.command_parser import CommandParser, add_renamed, apply_renamed
 from baton_local.command_texts import ALIASES, TEXTS
-from baton_local.shared_options import DEFAULT_PORT, KEY_VARIABLE, add_fetch_options
+from baton_local.shared_options import DEFAULT_PORT, KEY_VARIABLE, add_degrees, add_fetch_options
 
 HELP_WIDTH = 78
 NAME_HELP = "NAME or NAMESPACE.NAME of a deployment (default: the one that runs)"
@@ -101,6 +101,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
             metavar="N|MIN-MAX",
             help=f"with MODEL: number of {pool} workers, or the range in which they are sized (default: 1)",
         )
+    add_degrees(parser)
     parser.add_argument(
         "--dtype",
         type=dtype,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from baton_local.argument_types import size
+from baton_local.argument_types import degree, size
 
 DEFAULT_PORT = 8000
 """Port of the API on this machine."""
@@ -20,3 +20,25 @@ def add_fetch_options(parser: argparse.ArgumentParser) -> None:
         "--cache", type=Path, metavar="DIR", help="folder for fetched models (default: ~/.cache/baton/models)"
     )
     parser.add_argument("--cache-size", type=size, metavar="SIZE", help="maximum size of that folder (default: 100Gi)")
+
+
+def add_degrees(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the ranks of workers that are started."""
+    parser.add_argument(
+        "--tensor-parallel",
+        type=degree,
+        metavar="N",
+        help="with MODEL: ranks that share the model of each worker, on CPUs: 1, 2, 4 or 8 (default: 1)",
+    )
+    add_pool_degrees(parser, "with MODEL: ")
+
+
+def add_pool_degrees(parser: argparse.ArgumentParser, condition: str = "") -> None:
+    """Add the options for the degree of tensor parallelism of one pool. `condition`: when they have an effect."""
+    for pool in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{pool}-tensor-parallel",
+            type=degree,
+            metavar="N",
+            help=f"{condition}ranks of each {pool} worker (default: --tensor-parallel)",
+        )

@@ -42,15 +42,13 @@ def transfer_of(
     """Build the transfer, and connect it with the messenger."""
     settings = transfer_config(config, Role.PREFILL)
     transfer = PrefillTransfer(
-        TransferParts(
-            epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.pool.geometry, keys=keys, config=settings
-        ),
-        parts.pool,
+        TransferParts(epoch=epoch, fingerprint=parts.fingerprint, geometry=parts.geometry, keys=keys, config=settings),
+        parts.pools,
         service,
         device=pool_device(parts.pool, offered(settings.transport)),
         staging=staging(parts.pool),
     )
-    service.transfer = transfer
+    service.transfer, service.ranks = transfer, len(parts.pools)
     parts.watch_layers(service.on_layers)
     return transfer
 

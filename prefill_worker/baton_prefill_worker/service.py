@@ -34,7 +34,7 @@ class OutgoingHandovers(Protocol):
 
     def computed(self, key: RequestKey, tokens: int, blocks: tuple[int, ...]) -> None: ...
 
-    def computing(self, key: RequestKey, tokens: int, layers: int, blocks: tuple[int, ...]) -> None: ...
+    def computing(self, key: RequestKey, tokens: int, layers: int, blocks: tuple[int, ...], rank: int) -> None: ...
 
     def first_tokens(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None: ...
 
@@ -48,6 +48,8 @@ class PrefillService(Messenger):
     `on_granted`, `on_release` and `on_report` (transfer thread).
     """
 
+    ranks = 1
+    """Ranks that compute each prompt; all have written the layers that are reported."""
     transfer: OutgoingHandovers
     """Filled by `__main__`: it calls back into the messenger, which therefore has to exist first."""
 
@@ -156,10 +158,11 @@ class PrefillService(Messenger):
             del self._computing[step]
 
     def on_layers(self, step: int, layers: int) -> None:
-        """KV of layers [0, layers) of the step's prompts is complete. On a GPU the thread that watches it calls."""
+        """KV of layers [0, layers) of the step's prompts is complete. On a GPU, and with several ranks, the thread that
+        watches them calls."""
         for prompt in self._computing.get(step, ()):
-            key = prompt.key
-            self.transfer.computing(key, prompt.tokens, layers, prompt.blocks)
+            for rank in range(self.ranks):
+                self.transfer.computing(prompt.key, prompt.tokens, layers, prompt.blocks, rank)
 
     def on_cancel(self, key: RequestKey) -> None:
         self.transfer.cancelled(key)

@@ -209,10 +209,40 @@ def test_pools_of_one_deployment_fit_and_another_model_does_not() -> None:
     assert worker_spec(other, Role.PREFILL, elsewhere).revision.fit not in fits
 
 
-def test_what_no_worker_can_do_yet_is_refused_by_field() -> None:
-    gpu = {"accelerator": {"resource": "nvidia.com/gpu"}, "tensorParallel": 2}
-    with pytest.raises(UnsupportedError, match=r"spec\.decode\.tensorParallel: 2 is not supported yet: must be 1"):
-        worker_spec(deployment(decode=gpu), Role.DECODE, SITE)
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_pools_of_unequal_degrees_fit_and_each_worker_gets_its_own(degree: int) -> None:
+    wanted = deployment(prefill__tensorParallel=degree)
+    prefill, decode = (worker_spec(wanted, role, SITE) for role in POOL_ROLES)
+    assert flags(prefill)["tensor-parallel"] == str(degree)
+    assert "tensor-parallel" not in flags(decode)
+    assert prefill.revision.fit == decode.revision.fit
+    assert prefill.revision.template != worker_spec(deployment(), Role.PREFILL, SITE).revision.template
+    assert (prefill.accelerators, prefill.accelerator_resource) == (0, None)
+
+
+def test_a_degree_of_one_is_the_same_template_as_none() -> None:
+    """An older worker does not know the flag."""
+    for role in POOL_ROLES:
+        named = worker_spec(deployment(prefill__tensorParallel=1, decode__tensorParallel=1), role, SITE)
+        assert named == worker_spec(deployment(), role, SITE)
+        assert "tensor-parallel" not in flags(named)
+
+
+def test_ranks_are_refused_by_field_where_the_site_computes_on_gpus() -> None:
+    on_gpus = dataclasses.replace(SITE, decode_device=Device.CUDA)
+    wanted = deployment(prefill__tensorParallel=2, decode__tensorParallel=2)
+    assert flags(worker_spec(wanted, Role.PREFILL, on_gpus))["tensor-parallel"] == "2"
+    with pytest.raises(
+        UnsupportedError, match=r"spec\.decode\.tensorParallel: 2 is not allowed: must be 1 with an acc"
+    ):
+        worker_spec(wanted, Role.DECODE, on_gpus)
+
+
+def test_flexible_workers_have_one_degree() -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"flips: prefill and decode have unequal `tensorParallel`: must be equal"
+    ):
+        worker_spec(deployment(autoscaling__flips=True, decode__tensorParallel=2), Role.PREFILL, SITE)
 
 
 def test_transport_and_bandwidth_reach_the_workers() -> None:

@@ -281,7 +281,7 @@ async def test_durations_from_grant_to_verified_are_observed(tmp_path: Path) -> 
     d = decode_worker(keys)
     parts = TransferParts(epoch=d.epoch, fingerprint=fingerprint(), geometry=GEOMETRY, keys=keys, config=FAST)
     memory = LandingMemory(1 << 16, host=memoryview(bytearray(1 << 16)))
-    d.transfer = DecodeTransfer(parts, d.pool, d.record, memory, host="127.0.0.1", observe_handover_s=seen.append)
+    d.transfer = DecodeTransfer(parts, [d.pool], d.record, memory, host="127.0.0.1", observe_handover_s=seen.append)
     await p.transfer.start()
     await d.transfer.start()
     request = Request(p, d, tokens=9)
@@ -303,6 +303,6 @@ async def test_a_taken_port_is_an_error_at_start(pair: Pair, tmp_path: Path) -> 
             keys=key_directory(tmp_path / "more"),
         )
         port = d.transfer.port
-        second = DecodeTransfer(parts, d.pool, d.record, LandingMemory(1024), host="127.0.0.1", port=port)
+        second = DecodeTransfer(parts, [d.pool], d.record, LandingMemory(1024), host="127.0.0.1", port=port)
         with pytest.raises(OSError, match="in use"):
             await second.start()

@@ -62,7 +62,7 @@ async def prefill(tmp_path: Path) -> AsyncIterator[Prefill]:
     pool, record, epoch = FakePool(GEOMETRY, 32), PrefillRecord(), secrets.token_bytes(16)
     keys = key_directory(tmp_path / "keys")
     parts = TransferParts(epoch=epoch, fingerprint=fingerprint(), geometry=GEOMETRY, keys=keys, config=FAST)
-    transfer = PrefillTransfer(parts, pool, record)
+    transfer = PrefillTransfer(parts, [pool], record)
     await transfer.start()
     yield Prefill(transfer, pool, record, epoch)
     await transfer.stop()

@@ -32,3 +32,9 @@ def test_workers_take_the_time_that_sizing_believes_in(tmp_path: Path) -> None:
 def test_what_is_not_known_is_refused_by_option(text: str) -> None:
     with pytest.raises(StartError, match="--"):
         parse_emulation(text, deployment())
+
+
+def test_an_emulated_worker_has_no_ranks_but_the_times_of_several_accelerators() -> None:
+    wanted = deployment(decode__tensorParallel=2)
+    with pytest.raises(StartError, match=r"not allowed with tensorParallel 2 of decode.*h200x2:llama-3\.1-8b"):
+        parse_emulation("h200:llama-3.1-8b", wanted)

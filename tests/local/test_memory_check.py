@@ -10,7 +10,7 @@ import pytest
 from baton_control.worker_specs import Device
 from baton_local.__main__ import main
 from baton_local.errors import StartError
-from baton_local.fleet.memory_check import MemoryNeed, check_memory, memory_need
+from baton_local.fleet.memory_check import RANK_PROCESS_BYTES, MemoryNeed, check_memory, memory_need
 from baton_testing.engine.tiny_llama import FOLDER
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import Role
@@ -52,6 +52,20 @@ def test_a_need_is_counted_from_headers_dtype_and_the_workers_that_start_at_once
     assert (narrow.workers, narrow.kv) == (2, 64 << 20)
     assert wide.weights == 2 * narrow.weights > 0
     assert memory_need(deployment(), model, dict.fromkeys(CPUS, Device.CUDA)).total == 0
+
+
+def test_ranks_share_the_weights_and_each_holds_the_embeddings() -> None:
+    alone = memory_need(deployment(), FOLDER, CPUS)
+    shared = memory_need(deployment(prefill__tensorParallel=2, decode__tensorParallel=4), FOLDER, CPUS)
+    embeddings = (shared.repeated - 6 * RANK_PROCESS_BYTES) // 4
+    assert (shared.weights, shared.workers, alone.repeated) == (alone.weights, 2, 0)
+    assert embeddings == 1024 * 128 * 4, "one and three more ranks hold them"
+    assert shared.total == alone.total + shared.repeated
+    assert alone.largest == alone.weights
+    assert shared.largest == (alone.weights - embeddings) // 2 + embeddings, "of the pool with fewer ranks"
+    with pytest.raises(StartError, match=r"for ranks and 1\.0 GB for KV"):
+        check_memory(MemoryNeed(2, 28 * GB, GB, "float32", 4 * GB), 57 * GB, None)
+    check_memory(MemoryNeed(2, 28 * GB, 0, "float32", 4 * GB, 14 * GB), 60 * GB, 20 * GB)
 
 
 def group(root: Path, limit: str, used: int, cached: int = 0) -> None:

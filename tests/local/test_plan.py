@@ -64,13 +64,12 @@ def test_a_model_that_does_not_fit_is_refused_in_gigabytes_and_told_what_would_f
     assert main(["plan", "--model", folder(tmp_path, HUGE), "--accelerator", "h100"]) == 2
     message = capsys.readouterr().err
     assert "needs 1,6" in message
-    assert "GB for its weights in 32 bits; one h100 has 72 GB for weights and KV" in message
-    assert "a worker uses one accelerator: tensor parallelism is not supported yet" in message
+    assert "GB for its weights in 32 bits; 8 h100 have 576 GB for weights and KV" in message
     assert "no known accelerator holds it, not even with 4-bit weights" in message
 
 
 def test_a_model_that_fits_after_rounding_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "llama-3.1-70b", "--accelerator", "h100"]) == 2
+    assert main(["plan", "--model", "llama-3.1-70b", "--accelerator", "h100", "--tensor-parallel", "1"]) == 2
     message = capsys.readouterr().err
     assert "with 8-bit weights (`baton quantise --format int8`) it fits on one h200" in message
     assert "with 4-bit weights (`baton quantise --format int4`) it fits on one h200, h100 or a100" in message
@@ -96,7 +95,42 @@ def test_a_plan_for_several_accelerators_of_one_worker_says_that_none_can_be_ser
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["plan", "--model", "llama-3.1-70b", "--tensor-parallel", "4"]) == 0
-    assert "tensor parallelism is not supported yet" in capsys.readouterr().out
+    assert "This is a plan only: workers of several ranks compute on CPUs only." in capsys.readouterr().out
+    assert main(["plan", "--accelerator", "cpu", "--tensor-parallel", "4"]) == 0
+    assert "plan only" not in capsys.readouterr().out
+
+
+def test_the_degree_of_each_pool_is_chosen_and_explained_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "llama-3.1-70b"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("llama-3.1-70b on 2× h200 per prefill worker and 4× per decode worker\n")
+    assert "Ranks on h200: prefill 2 ranks (1 has too little memory, 4 takes 1." in text
+    assert "; decode 4 ranks (1 has too little memory, 2 takes 1." in text
+    assert main(["plan", "llama-3.1-70b", "--tpot", "10ms"]) == 0
+    assert "; decode 8 ranks (1 has too little memory, 2 misses TPOT 10 ms, 4 misses TPOT 10 ms)." in (
+        capsys.readouterr().out
+    )
+
+
+def test_degrees_that_are_asked_for_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "llama-3.1-70b", "--decode-tensor-parallel", "8"]) == 0
+    text = capsys.readouterr().out
+    assert "on 2× h200 per prefill worker and 8× per decode worker" in text
+    assert "Ranks on h200: prefill 2 ranks (" in text
+    assert "; decode" not in text
+    assert main(["plan", "llama-3.1-70b", "--tensor-parallel", "2", "--decode-tensor-parallel", "4", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["prefill_ranks"], figures["decode_ranks"]) == (2, 4)
+
+
+def test_a_degree_that_the_model_does_not_allow_is_refused_by_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = folder(tmp_path, {**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64})
+    assert main(["plan", model, "--tensor-parallel", "8"]) == 2
+    assert "--tensor-parallel: 8 ranks cannot share" in (message := capsys.readouterr().err)
+    assert "; allowed: 1, 2, 4\n" in message
+    assert main(["plan", model, "--tensor-parallel", "4"]) == 0
 
 
 def test_a_model_of_embeddings_is_planned_without_decode_workers(

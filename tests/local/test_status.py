@@ -35,7 +35,10 @@ def observation(prefill: ObservedWorker | None = SENT, decode: ObservedWorker | 
 def test_json_has_the_promised_fields() -> None:
     status = json.loads(json.dumps(as_json(observation())))
     assert status["endpoint"] == "http://127.0.0.1:8000"
-    assert status["pools"] == {"prefill": {"workers": 1, "ready": 1}, "decode": {"workers": 1, "ready": 1}}
+    assert status["pools"] == {
+        "prefill": {"workers": 1, "ready": 1, "ranks": 2},
+        "decode": {"workers": 1, "ready": 1, "ranks": 1},
+    }
     prefill, decode = status["workers"]
     assert {key: prefill[key] for key in ("role", "pid", "address", "revision", "blocks_total", "blocks_free")} == {
         "role": "prefill",
@@ -69,8 +72,8 @@ def test_text_shows_every_process_and_latency() -> None:
 def test_each_pool_has_a_line_with_its_limits_and_its_reason() -> None:
     lines = as_text(observation()).splitlines()
     assert "pools (SLO)" in lines
-    assert "  1 to 1   prefill 1: no request seen yet" in lines
-    assert "  1 to 3   decode 1: forecast 9 answer tokens/s at +40 s" in lines
+    assert "  1 to 1 × 2 ranks   prefill 1: no request seen yet" in lines
+    assert "  1 to 3             decode 1: forecast 9 answer tokens/s at +40 s" in lines
     assert json.loads(json.dumps(as_json(observation())))["limits"] == {"prefill": [1, 1], "decode": [1, 3]}
 
 
@@ -97,7 +100,7 @@ def test_a_worker_that_does_not_answer_is_silent_and_not_ready() -> None:
     status = json.loads(json.dumps(as_json(seen)))
     assert status["workers"][1]["phase"] == "silent"
     assert status["workers"][1]["silent_s"] == pytest.approx(12.2, abs=5.0)
-    assert status["pools"]["decode"] == {"workers": 1, "ready": 0}
+    assert status["pools"]["decode"] == {"workers": 1, "ready": 0, "ranks": 1}
     assert "chat-decode-b-0   decode   silent " in as_text(observation(decode=None)), "before the first missed check"
 
 
@@ -214,5 +217,5 @@ def test_without_a_decode_pool_neither_it_nor_its_target_is_shown() -> None:
     text = as_text(seen)
     assert "decode" not in text
     assert "TPOT" not in text
-    assert "  1 to 1   prefill 1" in text.splitlines()
-    assert as_json(seen)["pools"] == {"prefill": {"workers": 1, "ready": 1}}
+    assert "  1 to 1 × 2 ranks   prefill 1" in text.splitlines()
+    assert as_json(seen)["pools"] == {"prefill": {"workers": 1, "ready": 1, "ranks": 2}}

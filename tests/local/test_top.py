@@ -80,7 +80,8 @@ def test_programs_get_the_same_figures() -> None:
     }  # fmt: skip
     assert data["queue"] == {"gateway": 0, "workers": 3}
     assert data["pools"]["decode"] == {
-        "workers": 1, "ready": 1, "wanted": 2, "min": 1, "max": 3, "running": 5, "waiting": 1, "kv_used": 0.5,
+        "workers": 1, "ready": 1, "wanted": 2, "min": 1, "max": 3, "ranks": 1, "running": 5, "waiting": 1,
+        "kv_used": 0.5,
         "reason": "decode 1: it is at its maximum of 1",
     }  # fmt: skip
     assert data["tenants"][0] == {"name": "batch", "running": 6, "waiting": 3, "share": 0.75}

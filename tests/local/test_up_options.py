@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from baton_control.errors import ManifestError
 from baton_control.spec.api import DeploymentSpec
 from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsPolicy
 from baton_local.__main__ import main
@@ -75,7 +76,14 @@ def test_workers_dtype_and_kv_memory_need_no_file() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "named"),
-    [(("--prefill", "2"), "--prefill"), (("--dtype", "auto", "--kv-memory", "1Gi"), "--dtype, --kv-memory")],
+    [
+        (("--prefill", "2"), "--prefill"),
+        (
+            ("--tensor-parallel", "2", "--decode-tensor-parallel", "1"),
+            "--tensor-parallel, --decode-tensor-parallel",
+        ),
+        (("--dtype", "auto", "--kv-memory", "1Gi"), "--dtype, --kv-memory"),
+    ],
 )
 def test_options_of_a_model_are_refused_next_to_a_manifest(
     flags: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
@@ -89,3 +97,42 @@ def test_a_number_of_workers_is_checked(text: str, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["up", "m", f"--prefill={text}"])
     assert "must be N or MIN-MAX" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "degrees"),
+    [
+        ((), (1, 1)),
+        (("--tensor-parallel", "2"), (2, 2)),
+        (("--prefill-tensor-parallel", "4"), (4, 1)),
+        (("--tensor-parallel", "2", "--decode-tensor-parallel", "1"), (2, 1)),
+    ],
+)
+def test_ranks_are_given_for_both_pools_or_for_each(
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], degrees: tuple[int, int]
+) -> None:
+    seen: list[up.UpOptions] = []
+
+    def run(options: up.UpOptions) -> int:
+        seen.append(options)
+        return 0
+
+    monkeypatch.setattr(up, "run_up", run)
+    assert main(["up", "m", *flags]) == 0
+    source = seen[0].source
+    assert source is not None
+    spec = default_deployment("file:///m", "m", 4096, is_on_gpu=False, options=source.pools).spec
+    assert (spec.prefill.tensor_parallel, spec.decode.tensor_parallel) == degrees
+
+
+@pytest.mark.parametrize("text", ["0", "3", "16", "x", "2.0", "²"])
+def test_a_number_of_ranks_is_checked(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", "m", f"--decode-tensor-parallel={text}"])
+    assert "must be 1, 2, 4 or 8" in capsys.readouterr().err
+
+
+def test_ranks_of_a_model_on_a_gpu_are_refused_by_field() -> None:
+    options = DefaultOptions(prefill_degree=2)
+    with pytest.raises(ManifestError, match=r"spec\.prefill\.tensorParallel: 2 is not allowed: must be 1 with an acc"):
+        default_deployment("file:///m", "m", 4096, is_on_gpu=True, options=options)

@@ -11,6 +11,7 @@ import pytest
 from baton_control.spec.foreign_fields import ELSEWHERE
 from baton_local.__main__ import main
 from baton_local.commands.validate import check_text, read_policy
+from baton_testing.engine.tiny_llama import FOLDER
 
 GOOD = """
 apiVersion: baton.dev/v1alpha1
@@ -121,3 +122,19 @@ def test_a_file_that_is_not_there_is_a_fault_and_the_others_are_checked(
     (tmp_path / "good.yaml").write_text(GOOD)
     assert main(["validate", str(tmp_path / "none.yaml"), str(tmp_path / "good.yaml")]) == 1
     assert "none.yaml: cannot be read" in capsys.readouterr().err
+
+
+def test_a_degree_is_checked_against_a_model_on_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    degrees = "prefill: {tensorParallel: 2}, decode: {tensorParallel: 8}"
+    local = with_spec(degrees).replace("pvc://models/chat", f"file://{FOLDER}")
+    assert run(tmp_path, local) == 1
+    said = capsys.readouterr().err
+    assert "spec.decode.tensorParallel: 8 " in said
+    assert "; allowed: 1, 2, 4\n" in said
+    assert "spec.prefill" not in said
+    shape = f"random://{FOLDER}/config.json"
+    assert run(tmp_path, with_spec(degrees).replace("pvc://models/chat", shape)) == 1
+    assert run(tmp_path, with_spec(degrees)) == 0, "the model in the claim is not known here"
+    assert run(tmp_path, local.replace("tensorParallel: 8", "tensorParallel: 1")) == 0

@@ -133,6 +133,15 @@ def cases(folder: Path, taken_port: int) -> list[Start]:
         Start("bad-number", worker(max_sequences="many"), ("max-sequences", "many")),
         Start("number-out-of-range", worker(block_tokens="0"), ("block-tokens", "0")),
         Start("bad-address", worker(listen="nowhere"), ("listen", "nowhere")),
+        Start("ranks-that-no-model-allows", worker(tensor_parallel="9"), ("tensor-parallel", "9", "8")),
+        Start("ranks-that-do-not-divide", worker(tensor_parallel="3"), ("tensor-parallel", "3", "heads", "1, 2, 4")),
+        Start("ranks-on-gpus", worker(tensor_parallel="2", device="cuda"), ("tensor-parallel", "cuda")),
+        Start(
+            "truncated-weights-of-ranks",
+            worker(tensor_parallel="2", model=model("j", truncate)),
+            ("model.safetensors",),
+        ),
+        Start("too-little-memory-for-ranks", worker(tensor_parallel="2", kv_cache_bytes="65536"), ("kv", "block")),
         Start("bad-choice", worker(dtype="int3"), ("dtype", "int3")),
     ]  # fmt: skip
 
@@ -186,6 +195,11 @@ NAMES = (
     "bad-number",
     "number-out-of-range",
     "bad-address",
+    "ranks-that-no-model-allows",
+    "ranks-that-do-not-divide",
+    "ranks-on-gpus",
+    "truncated-weights-of-ranks",
+    "too-little-memory-for-ranks",
     "bad-choice",
 )
 

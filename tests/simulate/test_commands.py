@@ -129,7 +129,7 @@ def test_plan_gives_the_published_sizes(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["plan", "nothing"], "nothing"),
         (["plan", "--accelerator", "abacus"], "--accelerator"),
-        (["plan", "llama-3.1-70b"], "tensor parallelism"),
+        (["plan", "llama-3.1-70b", "--tensor-parallel", "1"], "needs 141 GB for its weights"),
         (["simulate", "--trace", "/nowhere.csv"], "--trace"),
         (["simulate", "--trace", "/nowhere.csv", "--duration", "10m"], "--duration: 600 s is not allowed with --trace"),
         (["simulate", "--rate", "-3"], "--rate"),

@@ -10,13 +10,13 @@ from itertools import product
 
 import pytest
 
+from baton_kv_transfer.decode.group import DecodeGroup, GroupDecodeAction
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import DecodeAction, DecodeState, HandoverFailed
 from baton_kv_transfer.handover import HandoverKey
+from baton_kv_transfer.prefill.group import PrefillGroup
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import Release
-from baton_kv_transfer.ranks.decode_group import DecodeGroup, GroupDecodeAction
-from baton_kv_transfer.ranks.prefill_group import PrefillGroup
 from baton_kv_transfer.ranks.tensor_parallel import RankPair
 from baton_testing.ranks.nodes import Faults
 from baton_testing.ranks.world import World
@@ -44,6 +44,10 @@ WORLDS = {
     "deadly": Faults(link_cuts=4, deaths=3, message_delay_s=0.3),
     "ranks, 4 heads": Faults(kv_heads=4, ranks=(1, 2, 4, 8), corrupt=0.02),
     "ranks, 2 heads, one-sided": Faults(kv_heads=2, ranks=(1, 2, 4, 8), one_sided=True, slow_writes=0.3),
+    "ranks over one link, 4 heads": Faults(kv_heads=4, ranks=(1, 2, 4, 8), corrupt=0.02, one_link=True),
+    "ranks over one link, 2 heads, one-sided": Faults(
+        kv_heads=2, ranks=(1, 2, 4, 8), one_sided=True, slow_writes=0.3, one_link=True
+    ),
 }
 
 
@@ -139,8 +143,8 @@ class ReleasesWithTheFirstRank(PrefillGroup):
 
     _early: frozenset[HandoverKey] = frozenset()
 
-    def _end(self, handover):  # type: ignore[no-untyped-def]
-        ends, is_early = super()._end(handover), handover.key in self._early
+    def _end(self, handover, now):  # type: ignore[no-untyped-def]
+        ends, is_early = super()._end(handover, now), handover.key in self._early
         if not ends and not is_early and not handover.is_beginning:
             self._early |= {handover.key}
             return [Release(handover.key)]

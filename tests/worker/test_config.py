@@ -82,3 +82,22 @@ def test_a_worker_of_one_role_has_one_side(role: Role) -> None:
     assert (config.flips, config.lands, config.hands_over) == (False, role is Role.DECODE, role is Role.PREFILL)
     with pytest.raises(ConfigError, match="unrecognized arguments"):
         parse(role, (*BASE, f"--role={role}"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--tensor-parallel=0",), "0 is not between 1 and 8"),
+        (("--tensor-parallel=9",), "9 is not between 1 and 8"),
+        (("--tensor-parallel=2", "--device=cuda"), "--tensor-parallel: 2 with --device cuda.*allowed there: 1"),
+        (("--tensor-parallel=2", "--paced=times.json"), "--tensor-parallel: 2 with --paced.*allowed there: 1"),
+    ],
+)
+def test_ranks_that_cannot_run_are_refused(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(Role.PREFILL, (*BASE, *flags))
+
+
+def test_a_worker_has_one_rank_unless_it_is_given_more() -> None:
+    assert parse(Role.DECODE, BASE).tensor_parallel == 1
+    assert parse(Role.DECODE, (*BASE, "--tensor-parallel=2")).tensor_parallel == 2

@@ -124,8 +124,8 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
         TransferParts(epoch=epoch, fingerprint=fingerprint(), geometry=GEOMETRY, keys=keys, config=config)
         for epoch in (p_epoch, d_epoch)
     )
-    p = PrefillTransfer(p_parts, source, prefill_record, device=PoolDevice(source))
-    d = DecodeTransfer(d_parts, target, decode_record, LandingMemory(LANDING, device=landing), host="127.0.0.1")
+    p = PrefillTransfer(p_parts, [source], prefill_record, device=PoolDevice(source))
+    d = DecodeTransfer(d_parts, [target], decode_record, LandingMemory(LANDING, device=landing), host="127.0.0.1")
     await p.start()
     await d.start()
     try:

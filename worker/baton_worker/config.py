@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.models.sharding.degrees import MAX_RANKS
 from baton_worker.errors import ConfigError
 
 KIB = 1024
@@ -58,7 +59,7 @@ class WorkerConfig:
     quantization: str
     kv_cache_dtype: str
     threads: int
-    """Torch threads. One by default: on CPU the pools scale by processes."""
+    """Torch threads of each rank. One by default: on CPU the pools scale by processes."""
     max_context_tokens: int | None
     kv_cache_bytes: int | None
     block_tokens: int | None
@@ -96,6 +97,8 @@ class WorkerConfig:
     """`vllm`: metrics are served under vLLM's names too."""
     tasks: tuple[Task, ...] = ()
     """The work that the worker is for; empty: whatever its model can do."""
+    tensor_parallel: int = 1
+    """Ranks that share the model, each a process of its own; 1: the worker's process computes."""
 
     @property
     def lands(self) -> bool:
@@ -192,6 +195,7 @@ def parser(role: Role | None) -> argparse.ArgumentParser:
         help="auto: weights as stored in the checkpoint; none: refuse quantised ones",
     )
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="auto: as --dtype; fp8: e4m3, cuda only")
+    add("--tensor-parallel", type=whole_number(1, MAX_RANKS), default=1, metavar="N", help="ranks; cpu only")
     add("--threads", type=whole_number(1, 1_024), default=1, metavar="N")
     add("--max-context-tokens", type=whole_number(16, 1 << 20), metavar="N")
     add("--kv-cache-bytes", type=whole_number(64 * KIB, 1 << 46), metavar="N")
@@ -249,6 +253,8 @@ def parse(program_role: Role | None, argv: Sequence[str]) -> WorkerConfig:
         )
     if flags["offloaded_layers"] and flags["device"] != "cuda":
         raise ConfigError(f"argument --offloaded-layers: not with --device {flags['device']}; allowed there: 0")
+    if flags["tensor_parallel"] > 1:
+        _check_ranks(flags["tensor_parallel"], flags["device"], is_paced=flags["paced"] is not None)
     flips = program_role is None
     flags.setdefault("keep_answers", flips)
     decodes = program_role is not Role.PREFILL or flags["keep_answers"]
@@ -259,3 +265,14 @@ def parse(program_role: Role | None, argv: Sequence[str]) -> WorkerConfig:
     for absent in ("decode_discovery", "prefill_discovery", "pair_listen", "landing_bytes"):
         flags.setdefault(absent, None)
     return WorkerConfig(role=role, flips=flips, **flags)
+
+
+def _check_ranks(ranks: int, device: str, *, is_paced: bool) -> None:
+    """Raises ConfigError where several ranks cannot run."""
+    flag = f"argument --tensor-parallel: {ranks}"
+    if is_paced:
+        raise ConfigError(f"{flag} with --paced, of which nothing computes; allowed there: 1")
+    if device != "cpu":
+        raise ConfigError(f"{flag} with --device {device}: ranks on GPUs are not supported yet; allowed there: 1")
+    if not hasattr(os, "memfd_create") or not hasattr(os, "eventfd") or not hasattr(os, "pidfd_open"):
+        raise ConfigError(f"{flag}: ranks need Linux; allowed on this system: 1")

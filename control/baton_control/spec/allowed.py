@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.base_model import Model
 from baton_control.spec.quantities import Quantity
-from baton_control.spec.resource_quantities import Allowed
+from baton_control.spec.resource_quantities import Allowed, AllowedValues
 
 
 def allowed_at(location: tuple[int | str, ...], root: type[Model] = LLMDeployment) -> str:
@@ -61,10 +61,10 @@ def fields_of(model: type[Model]) -> dict[str, FieldInfo]:
 def describe(annotation: object, metadata: Iterable[object] = ()) -> str:
     """The allowed values of a type with its annotations, in words."""
     annotation, metadata = unwrapped(annotation, tuple(metadata))
-    words = next((item.text for item in metadata if isinstance(item, Allowed)), None)
-    if words is None:
-        words = _plain(annotation)
-    return words + _bounds(metadata)
+    allowed = next((item for item in metadata if isinstance(item, Allowed)), None)
+    if isinstance(allowed, AllowedValues):
+        return allowed.text
+    return (_plain(annotation) if allowed is None else allowed.text) + _bounds(metadata)
 
 
 def model_of(annotation: object) -> type[Model] | None:

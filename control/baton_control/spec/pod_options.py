@@ -21,6 +21,7 @@ RESERVED_ARGUMENTS: Final = (
     "kv-cache-dtype", "min-bandwidth", "kv-cache-bytes", "block-tokens", "max-sequences", "max-step-tokens",
     "chunk-tokens", "max-waiting", "offloaded-layers", "offload-decode", "keep-answers", "threads", "decode-discovery",
     "drain-s", "paced", "template-hash", "listen", "announce", "pair-listen", "metrics-compat", "tasks", "help",
+    "tensor-parallel",
 )  # fmt: skip
 """Worker flags that Baton sets, or that have fields of their own."""
 

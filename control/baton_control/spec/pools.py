@@ -22,6 +22,7 @@ from baton_control.spec.quantities import (
 )
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, refuse_reserved
 from baton_control.spec.resources import ResourceSpec
+from baton_control.spec.tensor_parallel import DEGREES, ONE_OF_DEGREES, ONE_RANK, Degree, supported_degrees
 
 MAX_REPLICAS = 1024
 
@@ -138,8 +139,8 @@ class PoolSpec(Model):
 
     replicas: ReplicaSpec = ReplicaSpec()
     """Bounds on the number of workers."""
-    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
-    """Number of accelerators that share one worker's model. Only 1 is supported yet."""
+    tensor_parallel: Degree = 1
+    """Ranks that share the model of one worker, each a process in its Pod. Only 1 with an accelerator."""
     accelerator: AcceleratorSpec | None = None
     """Accelerator of the workers. Unset: they compute on CPUs."""
     engine: EngineSpec = EngineSpec()
@@ -202,11 +203,12 @@ class PoolSpec(Model):
         return self
 
     @model_validator(mode="after")
-    def _parallel_needs_accelerators(self) -> PoolSpec:
-        if self.tensor_parallel > 1 and self.accelerator is None:
-            raise broken_rule(
-                "tensorParallel", f"{self.tensor_parallel} is not allowed: must be 1 without an accelerator"
-            )
+    def _has_ranks_where_they_compute(self) -> PoolSpec:
+        degree = self.tensor_parallel
+        if degree not in DEGREES:
+            raise broken_rule("tensorParallel", f"{degree} is not allowed: must be {ONE_OF_DEGREES}")
+        if degree not in supported_degrees(self.accelerator is not None):
+            raise broken_rule("tensorParallel", f"{degree} is not allowed: {ONE_RANK}")
         return self
 
     @model_validator(mode="after")

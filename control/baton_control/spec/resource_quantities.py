@@ -31,6 +31,11 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True)
+class AllowedValues(Allowed):
+    """Annotates a type with every value that it allows; its bounds are not named besides."""
+
+
+@dataclass(frozen=True, slots=True)
 class ResourceQuantity(Allowed):
     """Annotates text that is a quantity of Kubernetes; a manifest may also write a plain integer."""
 

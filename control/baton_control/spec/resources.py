@@ -33,7 +33,7 @@ class ResourceSpec(Model):
     """Resources of one Pod, as requests and limits or in their short form."""
 
     cpu: CpuQuantity | None = None
-    """CPU request, without a limit; on CPU pools also the number of compute threads. Unset: no request, one thread."""
+    """CPU request, without a limit; on CPU pools also the compute threads of all ranks. Unset: no request, one each."""
     memory: MemoryText | None = None
     """Memory request and limit. Unset: neither."""
     requests: ResourceAmountsSpec | None = None

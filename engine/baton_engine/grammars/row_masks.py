@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -27,6 +28,20 @@ class RowConstraints:
     masks: TokenMasks | None
     failures: tuple[SlotFailure, ...]
     """Slots without a valid token."""
+
+
+class DrawMasks(Protocol):
+    """The constraints of a runner's draws, as it asks for them: `RowMasks`, or the masks that a rank is sent."""
+
+    def open(self, opened: OpenSlot) -> None: ...
+
+    def close(self, slots: Iterable[int]) -> None: ...
+
+    def bind(self, slots: Sequence[int]) -> bool: ...
+
+    def take_drawn(self, tokens: Iterable[SlotTokens]) -> None: ...
+
+    def constraints(self, slots: Sequence[int]) -> RowConstraints: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ Which block belongs to whom is the block pool's business (`blocks.py`); this fil
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from mmap import mmap
 
 import torch
 from torch import Tensor
@@ -48,15 +50,19 @@ class KvPool:
         device: torch.device,
         *,
         with_checksums: bool = True,
+        memory: mmap | None = None,
     ) -> None:
-        """`with_checksums`: `scatter` returns checksums."""
+        """`with_checksums`: `scatter` returns checksums. `memory`: the pool's bytes, which other processes may map too;
+        None for memory of its own. They are on a CPU, and left as they are."""
         if geometry.element_bytes != dtype.itemsize:
             raise ValueError(f"element_bytes: {geometry.element_bytes} is not the size of {dtype} ({dtype.itemsize})")
         self.geometry = geometry
         self.num_blocks = num_blocks
         shape = (num_blocks, geometry.layers, 2, geometry.kv_heads, geometry.block_tokens, geometry.head_dim)
+        if memory is not None and len(memory) < num_blocks * geometry.block_bytes:
+            raise ValueError(f"memory: {len(memory)} bytes hold no {num_blocks} blocks of {geometry.block_bytes} bytes")
         try:
-            self.tensor = _zeros(shape, dtype, device)
+            self.tensor = _zeros(shape, dtype, device) if memory is None else _elements(memory, shape, dtype)
         except (MemoryError, RuntimeError) as error:  # torch has no narrower type for a failed allocation
             total = num_blocks * geometry.block_bytes
             raise MemoryError(
@@ -181,6 +187,10 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type == "cpu":
         return HugePageArena().empty(shape, dtype).zero_()
     return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _elements(memory: mmap, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
 
 
 def _as_bytes(checksums: Tensor) -> bytes:

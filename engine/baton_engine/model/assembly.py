@@ -7,12 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from baton_engine.collectives.collective import SINGLE_RANK, Collective
 from baton_engine.model.decoder import Decoder, DecoderLayer
 from baton_engine.model.feed_forward import assemble_feed_forward
 from baton_engine.model.layers.adjusted_head import adjust_head
-from baton_engine.model.layers.linear import Linear, Projection, QuantisedLinear, RowLinear, linear_method
+from baton_engine.model.layers.linear import Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.norm import NormedProjection, PackedNorm, ScaledProjection, read_by
 from baton_engine.model.layers.rope import rope_tables
+from baton_engine.model.layers.summed import GatheredHead, VocabularyShare, sum_over_ranks
 from baton_engine.model.offloading import assemble_layers
 from baton_engine.model.parameter_reader import ParameterReader
 from baton_engine.model.weights import WeightSource
@@ -30,6 +32,8 @@ from baton_wire.models.parameters import (
     linear_sizes,
     rotated_rows,
 )
+from baton_wire.models.sharding.shard_spec import shard_spec
+from baton_wire.models.sharding.tensor_parts import vocabulary_part
 
 
 def assemble(
@@ -39,14 +43,20 @@ def assemble(
     device: torch.device,
     max_context_tokens: int,
     offloaded: int = 0,
+    collective: Collective = SINGLE_RANK,
 ) -> Decoder:
     """The decoder of a config with the source's (already checked) parameters; RoPE tables reach max_context_tokens.
 
     `offloaded`: how many layers stay in the host's memory. Raises ValueError where that is not fewer than there are.
+    `collective`: of several ranks, this one's share of the config's decoder; the source has its parts of parameters.
     """
-    method = linear_method(dtype, device)
+    method, share = linear_method(dtype, device), collective.share
+    config = shard_spec(config, share.rank, share.ranks)
+    vocabulary = vocabulary_part(config, share.rank, share.ranks)
     reader = ParameterReader(
-        source, dtype, device, method, config.norm_eps, config.norms_from_one, config.formats, linear_sizes(config)
+        *(source, dtype, device, method, config.norm_eps, config.norms_from_one, config.formats),
+        linear_sizes(config) | {HEAD_LAYER: (len(vocabulary), config.hidden_size)},
+        collective,
     )
     embedding = reader.tensor(EMBEDDING)
     prefixes = [layer_prefix(number) for number in range(config.num_layers)]
@@ -70,7 +80,7 @@ def assemble(
         embedding_scale=float(torch.tensor(config.embedding_scale).to(dtype)),
         first_norm=borders[0].norm,
         layers=layers,
-        head=adjust_head(_head(config, reader, embedding, final_norm), config.logit_divisor, config.logit_cap),
+        head=_gathered(_head(config, reader, embedding, final_norm, vocabulary), config, collective, vocabulary),
         ropes=tuple(rope_tables(rope, config.head_dim, max_context_tokens, dtype, device) for rope in config.ropes),
         num_q_heads=config.attention.q_heads,
         kv_scales=_kv_scales(config, source).to(device),
@@ -80,12 +90,24 @@ def assemble(
     )
 
 
-def _head(config: DecoderSpec, reader: ParameterReader, embedding: Tensor, norm: PackedNorm) -> Linear:
+def _head(
+    config: DecoderSpec, reader: ParameterReader, embedding: Tensor, norm: PackedNorm, vocabulary: range
+) -> Projection:
     if not config.tied_head:
-        return reader.linear("", HEAD_LAYER, has_bias=False, norm=norm)
-    # With rows as in the checkpoint the memory is shared; the CPU's own layout is a second copy, for speed.
-    weight = embedding if norm.scale is None else embedding * norm.scale
-    return reader.method.pack(weight, None, norm.deferred_eps)
+        head = reader.linear("", HEAD_LAYER, has_bias=False, norm=norm)
+    else:
+        # With rows as in the checkpoint the memory is shared; the CPU's own layout is a second copy, for speed.
+        rows = embedding[vocabulary.start : vocabulary.stop]
+        head = reader.method.pack(rows if norm.scale is None else rows * norm.scale, None, norm.deferred_eps)
+    return adjust_head(head, config.logit_divisor, config.logit_cap)
+
+
+def _gathered(head: Projection, config: DecoderSpec, collective: Collective, vocabulary: range) -> Projection:
+    ranks = collective.share.ranks
+    if ranks == 1:
+        return head
+    width = len(vocabulary_part(config, 0, ranks))
+    return GatheredHead(head, VocabularyShare(collective, vocabulary.start, width, config.vocab_size))
 
 
 def _kv_scales(config: DecoderSpec, source: WeightSource) -> Tensor:
@@ -125,6 +147,7 @@ def _assemble_layer(
         if key_value is not None:
             key_value = reader.jointly_normed(attention, mixer, key_value, has_queries=False)
     output: Projection = reader.linear(attention, "o_proj", has_bias=mixer.output_bias)
+    output, mlp = (sum_over_ranks(block, reader.collective) for block in (output, mlp))
     if norms.after_mixer is not None:
         output = NormedProjection(output, reader.own_norm(f"{prefix}{norms.after_mixer}.weight"))
     if norms.after_feed_forward is not None:

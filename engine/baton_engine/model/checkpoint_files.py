@@ -55,13 +55,17 @@ class ContentHash:
     The thread is a daemon: a worker that cannot start does not wait for it.
     """
 
-    def __init__(self, config: JsonObject, paths: tuple[Path, ...]) -> None:
+    def __init__(self, config: JsonObject, paths: tuple[Path, ...], is_urgent: bool = True) -> None:
+        """`is_urgent` False: nothing is read until the hash is asked for."""
         self._digest: Future[str] = Future()
         self._thread = threading.Thread(target=self._compute, args=(config, paths), name="content hash", daemon=True)
-        self._thread.start()
+        if is_urgent:
+            self._thread.start()
 
     def hexdigest(self) -> str:
         """Wait until all files are read. Raises WeightsError when one cannot be read."""
+        if self._thread.ident is None:
+            self._thread.start()
         self._thread.join()
         return self._digest.result(0)
 

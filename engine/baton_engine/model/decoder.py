@@ -20,6 +20,7 @@ from baton_engine.model.layers.attention import StepRows, attend
 from baton_engine.model.layers.linear import Projection, product
 from baton_engine.model.layers.norm import RmsNorm
 from baton_engine.model.layers.rope import RopeTables
+from baton_engine.model.layers.summed import GatheredHead, VocabularyShare
 from baton_engine.model.offloading import LayerRing
 from baton_kernels.attention.attention_inputs import HeadNorms, KvLayer, PlacedRows
 from baton_kernels.attention.decode_attention import paged_decode_attention
@@ -164,3 +165,12 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size] → float32 logits [N, vocab_size]."""
         return self.head(hidden).float()
+
+    def drawn_logits(self, hidden: Tensor) -> Tensor:
+        """The logits that a token is drawn from: of several ranks, this one's for its part of the vocabulary."""
+        return self.head.part(hidden) if isinstance(self.head, GatheredHead) else self.head(hidden)
+
+    @property
+    def vocabulary(self) -> VocabularyShare | None:
+        """The part of the vocabulary that `drawn_logits` are of; None: all of it."""
+        return self.head.vocabulary if isinstance(self.head, GatheredHead) else None

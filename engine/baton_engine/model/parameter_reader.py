@@ -10,10 +10,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton_engine.collectives.collective import SINGLE_RANK, Collective
 from baton_engine.model.formats.stored_weight import StoredWeight, join_weights
 from baton_engine.model.formats.unpacking import pack_mxfp4_stack, unpack, unpack_mxfp4
 from baton_engine.model.layers.linear import Linear, LinearMethod, Projection
-from baton_engine.model.layers.norm import JointlyNormed, PackedNorm, WeightedRmsNorm, no_norm, pack_norm
+from baton_engine.model.layers.norm import (
+    JointlyNormed,
+    PackedNorm,
+    RankedJointNorms,
+    WeightedRmsNorm,
+    no_norm,
+    pack_norm,
+)
 from baton_engine.model.weights import WeightSource
 from baton_kernels.attention.attention_inputs import HeadNorms
 from baton_kernels.dense.mxfp4_stack import Mxfp4Stack
@@ -35,6 +43,7 @@ class ParameterReader:
     formats: WeightFormats
     sizes: Mapping[str, tuple[int, int]]
     """Features and columns of each linear layer."""
+    collective: Collective = SINGLE_RANK
 
     def tensor(self, *names: str) -> Tensor:
         """The parameters stacked along dimension 0, in memory of their own (a mapped file may change or go away)."""
@@ -84,12 +93,14 @@ class ParameterReader:
         q, k = (self.exact(f"{prefix}{name}.weight") for name in mixer.qk_norm_names)
         return q * k
 
-    def jointly_normed(self, prefix: str, mixer: Attention, qkv: Projection, has_queries: bool) -> JointlyNormed:
+    def jointly_normed(self, prefix: str, mixer: Attention, qkv: Projection, has_queries: bool) -> Projection:
         """The projection of queries, keys and values, or of the last two, with the norms of `joins_heads`."""
         rows, width = rotated_rows(mixer), mixer.q_width
         q, k = (self.norm_weight(f"{prefix}{name}.weight") for name in mixer.qk_norm_names or ())
         if rows is not None:
             q, k = q[rows[:width]], k[[row - width for row in rows[width : width + mixer.kv_width]]]
+        if self.collective.share.ranks > 1:
+            return RankedJointNorms(qkv, q if has_queries else None, k, self.norm_eps, self.collective)
         q_norm = WeightedRmsNorm(q, self.norm_eps) if has_queries else None
         return JointlyNormed(qkv, q_norm, WeightedRmsNorm(k, self.norm_eps))
 

@@ -28,6 +28,7 @@ from baton_wire.models.parameters import (
     expected_tensors,
     linear_sizes,
 )
+from baton_wire.models.sharding.tensor_parts import TensorSlice
 
 _CPU: Final = torch.device("cpu")
 
@@ -41,6 +42,12 @@ class WeightSource(Protocol):
     def read(self, name: str) -> Tensor: ...
 
 
+class SlicedSource(WeightSource, Protocol):
+    """A source that can read a part of a tensor."""
+
+    def read_slice(self, name: str, part: TensorSlice) -> Tensor: ...
+
+
 class SafetensorsWeights:
     """Tensors of open safetensors files; valid inside `open_safetensors`."""
 
@@ -52,11 +59,18 @@ class SafetensorsWeights:
         tensor: Tensor = self._handles[name].get_tensor(name)  # type: ignore[no-untyped-call]
         return tensor
 
+    def read_slice(self, name: str, part: TensorSlice) -> Tensor:
+        """Read the slice's bytes alone."""
+        stored = self._handles[name].get_slice(name)  # type: ignore[no-untyped-call]
+        before = (slice(None),) * part.axis
+        pieces: list[Tensor] = [stored[(*before, slice(rows.start, rows.stop))] for rows in part.ranges]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, part.axis)
+
 
 class LanguageModelWeights:
     """The language model's tensors of a model for images and text, by the names that it has alone."""
 
-    def __init__(self, source: WeightSource) -> None:
+    def __init__(self, source: SlicedSource) -> None:
         """Raises WeightsError where two tensors get one name."""
         self._source = source
         self._names = language_model_names(source.headers)
@@ -65,8 +79,11 @@ class LanguageModelWeights:
     def read(self, name: str) -> Tensor:
         return self._source.read(self._names[name])
 
+    def read_slice(self, name: str, part: TensorSlice) -> Tensor:
+        return self._source.read_slice(self._names[name], part)
 
-def served_tensors(source: WeightSource, config: DecoderSpec) -> WeightSource:
+
+def served_tensors(source: SlicedSource, config: DecoderSpec) -> SlicedSource:
     """The tensors of a checkpoint that are served, by the names that the language model has. Raises WeightsError."""
     return LanguageModelWeights(source) if is_renamed(source.headers, config) else source
 
@@ -144,6 +161,11 @@ class RandomWeights:
             drawn = draw(stored, *self._sizes[layer], self._generator(layer))
             self._drawn |= {f"{layer}.{key}": tensor for key, tensor in drawn.items()}
         return self._drawn.pop(name)
+
+    def read_slice(self, name: str, part: TensorSlice) -> Tensor:
+        """The slice of the tensor that one rank alone would draw."""
+        whole = self.read(name)
+        return torch.cat([whole.narrow(part.axis, rows.start, len(rows)) for rows in part.ranges], part.axis)
 
     def _generator(self, name: str) -> torch.Generator:
         key = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from baton_engine.grammars.row_masks import RowMasks
+from baton_engine.grammars.row_masks import DrawMasks
 from baton_engine.grammars.token_masks import TokenMasks
 from baton_engine.memory.host_memory import keep_freed_memory, upload
 from baton_engine.memory.kv_pool import KvPool
@@ -63,7 +63,7 @@ class ModelRunner:
         loaded: LoadedModel,
         pool: KvPool,
         max_slots: int,
-        masks: RowMasks | None = None,
+        masks: DrawMasks | None = None,
         *,
         decodes: bool = True,
         hands_over: bool = False,
@@ -81,7 +81,7 @@ class ModelRunner:
         max_blocks = -(-loaded.max_context_tokens // pool.geometry.block_tokens)
         self._slots = SlotState(max_slots, max_blocks, pool.geometry, loaded.device)
         self._encoder = HiddenStateEncoder(self._model, pool, self._slots, loaded.config.pooling)
-        self._sampler = Sampler(loaded.config.vocab_size, max_slots, loaded.device)
+        self._sampler = Sampler(loaded.config.vocab_size, max_slots, loaded.device, self._model.vocabulary)
         self._masks = masks
         self._notices: LayerNotices | None = None
         self._in_flight: deque[_InFlight] = deque()
@@ -241,7 +241,7 @@ class ModelRunner:
     def _logits(self, hidden: Tensor, drawing: DrawingRows | None) -> Tensor | None:
         """Logits with a row for each slot that draws, from a row of hidden states for each row that has logits; None
         when no slot draws. Rows of later draws are kept."""
-        logits = self._model.head(hidden)
+        logits = self._model.drawn_logits(hidden)
         if drawing is None or drawing.is_in_order:
             return logits
         for slot, row in drawing.later:

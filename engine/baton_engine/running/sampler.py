@@ -17,10 +17,11 @@ from torch import Tensor
 
 from baton_engine.grammars.token_masks import TokenMasks
 from baton_engine.memory.host_memory import upload
+from baton_engine.model.layers.summed import VocabularyShare
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.sampling.logprobs import Logprobs, logprobs
 from baton_kernels.sampling.penalties import apply_bias, apply_penalties
-from baton_kernels.sampling.sampling import greedy, sample
+from baton_kernels.sampling.sampling import greedy, part_winners, sample
 from baton_kernels.sampling.sampling_inputs import Draws, Penalties, Truncation
 from baton_kernels.sampling.truncated_draw import truncated_draw
 from baton_wire.messages.values import SamplingParams
@@ -76,10 +77,14 @@ class _Rows:
 class Sampler:
     """Sampling state of `max_slots` slots over a vocabulary."""
 
-    def __init__(self, vocab_size: int, max_slots: int, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, max_slots: int, device: torch.device, share: VocabularyShare | None = None
+    ) -> None:
+        """`share`: the logits to draw from are those of one rank's part of the vocabulary."""
         self._vocab_size = vocab_size
         self._max_slots = max_slots
         self._device = device
+        self._share = share
         self._params: list[SamplingParams | None] = [None] * max_slots
         self._choices = np.zeros(max_slots, dtype=np.int64)
         self._next_index = np.zeros(max_slots, dtype=np.int64)
@@ -109,9 +114,18 @@ class Sampler:
 
     def draw(self, slots: tuple[int, ...], logits: Tensor, masks: TokenMasks | None = None) -> Draw:
         """Draw a token for each slot from its row of raw logits [N, vocab], in any dtype. With masks, the logits of the
-        masked rows are changed, unless some row wants log probabilities."""
+        masked rows are changed, unless some row wants log probabilities.
+
+        Where ranks have a part of the logits each, every rank draws the same: from all logits, or, where the greatest
+        noisy one of a part is enough to know, from the parts' winners.
+        """
         rows = self._rows_of(slots)
         indices = self._next_index[rows.host_slots]
+        if self._share is not None:
+            if masks is None and self._needs_winners(rows, indices):
+                self._next_index[rows.host_slots] = indices + 1
+                return Draw(self._draw_shared(self._share, rows, indices, logits), rows.device_slots, None, (), ())
+            logits = self._share.gather(logits)
         ids = self._draw(rows, indices, logits, masks)
         self._next_index[rows.host_slots] = indices + 1
         if rows.penalties is not None and self._counts is not None:
@@ -143,6 +157,21 @@ class Sampler:
         noise = rows.noise
         draws = Draws(noise.temperature, noise.seed, noise.choice, upload(indices, self._device))
         return sample(logits, draws) if rows.truncation is None else truncated_draw(logits, rows.truncation, draws)
+
+    def _needs_winners(self, rows: _Rows, indices: npt.NDArray[np.int64]) -> bool:
+        """True when the winners of parts of the vocabulary are enough to draw from. Kernels of GPUs find those of the
+        whole vocabulary alone."""
+        is_whole = rows.truncation is not None or bool(rows.logprob_rows) or self._is_changed(rows, indices)
+        return not is_whole and self._device.type == "cpu"
+
+    def _draw_shared(
+        self, share: VocabularyShare, rows: _Rows, indices: npt.NDArray[np.int64], logits: Tensor
+    ) -> Tensor:
+        noise = rows.noise
+        draws = None
+        if noise is not None:
+            draws = Draws(noise.temperature, noise.seed, noise.choice, upload(indices, self._device))
+        return share.choose(*part_winners(logits.float(), share.first, draws))
 
     def _is_changed(self, rows: _Rows, indices: npt.NDArray[np.int64]) -> bool:
         """True when something is added to the logits before the draw; otherwise the draw reads them unchanged."""

@@ -20,6 +20,7 @@ from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.model.layers.experts import InputScaledExperts, StackedExperts, WithSharedExpert
 from baton_engine.model.layers.linear import Projection
 from baton_engine.model.layers.norm import NormedProjection, ScaledProjection
+from baton_engine.model.layers.summed import SummedProjection
 from baton_engine.running.sampler import Sampler
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.attention.attention_inputs import DecodeRows, PrefillRows
@@ -83,7 +84,7 @@ def _run_penalties(vocab_size: int, device: torch.device) -> None:
 
 def run_experts(block: Projection, most_tokens: int) -> None:
     """Launch all kernels that a mixture may use for up to `most_tokens` tokens."""
-    while isinstance(block, NormedProjection | ScaledProjection):
+    while isinstance(block, NormedProjection | ScaledProjection | SummedProjection):
         block = block.projection
     block = block.experts if isinstance(block, WithSharedExpert) else block
     stacked = block.experts if isinstance(block, InputScaledExperts) else block
@@ -102,9 +103,9 @@ def run_experts(block: Projection, most_tokens: int) -> None:
 
 
 def _run_draws(model: Decoder, vocab_size: int, device: torch.device, draws: Sequence[SamplingParams]) -> None:
-    sampler = Sampler(vocab_size, 1, device)
+    sampler = Sampler(vocab_size, 1, device, model.vocabulary)
     hidden = torch.zeros(1, model.embedding.shape[1], dtype=model.embedding.dtype, device=device)
-    logits = model.head(hidden)
+    logits = model.drawn_logits(hidden)
     for sampling in draws:
         sampler.open(OpenSlot(0, sampling, 0, (0,), (), 1, None))
         sampler.draw((0,), logits)

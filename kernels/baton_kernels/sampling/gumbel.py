@@ -37,8 +37,8 @@ def noise_keys(seed: Tensor, choice: Tensor, index: Tensor) -> tuple[Tensor, Ten
 
 
 @lru_cache(maxsize=4)
-def _mixed_ids(vocab: int, device: torch.device) -> Tensor:
-    return mix32(torch.arange(vocab, dtype=torch.int32, device=device), 0)
+def _mixed_ids(first: int, count: int, device: torch.device) -> Tensor:
+    return mix32(torch.arange(first, first + count, dtype=torch.int32, device=device), 0)
 
 
 def gumbel_noise_reference(seed: Tensor, choice: Tensor, index: Tensor, vocab: int) -> Tensor:
@@ -46,9 +46,9 @@ def gumbel_noise_reference(seed: Tensor, choice: Tensor, index: Tensor, vocab: i
     return noise_of_keys(*noise_keys(seed, choice, index), vocab)
 
 
-def noise_of_keys(k0: Tensor, k1: Tensor, vocab: int) -> Tensor:
-    """Noise of the keys [N] int32 → [N, vocab] float32."""
-    hashed = mix32(_mixed_ids(vocab, k0.device) ^ k0[:, None], k1[:, None])
+def noise_of_keys(k0: Tensor, k1: Tensor, count: int, first: int = 0) -> Tensor:
+    """Noise of the keys [N] int32 for the vocabulary ids from `first` on → [N, count] float32."""
+    hashed = mix32(_mixed_ids(first, count, k0.device) ^ k0[:, None], k1[:, None])
     w = hashed.bitwise_and_(0x7FFFFFFF).float().add_(0.5).mul_(W_STEP).clamp_(max=LARGEST_W)
     small = torch.addcmul(w, w, w, value=0.5)
     large = torch.rsub(w, 1.0).log_().neg_()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton_kernels.sampling.cpu.sampling import draw, greatest
+from baton_kernels.sampling.cpu.sampling import draw, greatest, noisy_winners
 from baton_kernels.sampling.gumbel import gumbel_noise_reference
 from baton_kernels.sampling.sampling_inputs import Draws
 
@@ -49,6 +49,24 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     if len(rows) == logits.shape[0]:
         return draw(logits, draws)
     drawing = torch.tensor(rows)
+    return greatest(logits).index_copy_(0, drawing, draw(logits.index_select(0, drawing), _rows_of(draws, drawing)))
+
+
+def part_winners(logits: Tensor, first: int, draws: Draws | None) -> tuple[Tensor, Tensor]:
+    """Each row's winner among the ids from `first` on, on the CPU: logits [N, part] → its score float32 [N], which
+    winners of other parts of the vocabulary are compared with, and its id int64 [N]. Without draws all rows are
+    greedy."""
+    places = greatest(logits)
+    scores = logits.gather(1, places[:, None])[:, 0].float()
+    drawing = None if draws is None else draws.temperature.nonzero()[:, 0]
+    if draws is not None and drawing is not None and len(drawing):
+        noisy = noisy_winners(logits.index_select(0, drawing), _rows_of(draws, drawing), first)
+        scores, places = (
+            all_rows.index_copy_(0, drawing, own) for all_rows, own in zip((scores, places), noisy, strict=True)
+        )
+    return scores, places + first
+
+
+def _rows_of(draws: Draws, rows: Tensor) -> Draws:
     per_row = (draws.temperature, draws.seed, draws.choice, draws.index)
-    chosen = Draws(*(values.index_select(0, drawing) for values in per_row))
-    return greatest(logits).index_copy_(0, drawing, draw(logits.index_select(0, drawing), chosen))
+    return Draws(*(values.index_select(0, rows) for values in per_row))

@@ -63,12 +63,19 @@ class DecodeHandovers:
     """
 
     def __init__(
-        self, geometry: KvGeometry, landing_bytes: int, config: TransferConfig, *, one_sided: bool = False
+        self,
+        geometry: KvGeometry,
+        landing_bytes: int,
+        config: TransferConfig,
+        *,
+        one_sided: bool = False,
+        landing_start: int = 0,
     ) -> None:
+        """`landing_start`: where its landing region begins in the memory that it shares with other ranks'."""
         self._geometry = geometry
         self._config = config
         self._one_sided = one_sided
-        self._landing = LandingRegion(landing_bytes, quarantine_share=config.quarantine_share)
+        self._landing = LandingRegion(landing_bytes, quarantine_share=config.quarantine_share, start=landing_start)
         self._handovers: dict[HandoverKey, DecodeHandover] = {}
         self._transfers: dict[int, HandoverKey] = {}
         self._unannounced_abandons: ExpiringMap[tuple[bytes, HandoverKey], Abandon] = ExpiringMap(
@@ -139,6 +146,10 @@ class DecodeHandovers:
         """Permission for `peer` to write here now; asked by transports whose receiver writes itself."""
         return self._landing.claim(peer, transfer, offset, length)
 
+    def holder_of_transfer(self, transfer: int) -> bytes | None:
+        """The prefill worker that this transfer is, or was, granted to; None when it is not known."""
+        return self._landing.holder_of_transfer(transfer)
+
     def arrived(self, window: LandingWindow, now: float) -> list[DecodeAction]:
         """A claimed window's bytes are all written."""
         self._landing.arrived(window)
@@ -187,6 +198,13 @@ class DecodeHandovers:
         self._peers[peer] = LinkedPeer(block_tokens, self._one_sided if one_sided is None else one_sided, link, leg)
         linking = self._of(peer, DecodeState.LINKING)
         return [action for handover in linking for action in self._stand_in_line(handover, now)]
+
+    def withdraw(self, peer: bytes) -> list[tuple[HandoverKey, Reservation]]:
+        """Forget the hand-overs that wait for a link to this prefill worker, and return them."""
+        withdrawn = self._of(peer, DecodeState.LINKING)
+        for handover in withdrawn:
+            del self._handovers[handover.key]
+        return [(handover.key, handover.reservation) for handover in withdrawn]
 
     def link_down(self, peer: bytes, detail: str, now: float) -> list[DecodeAction]:
         """The link broke. What was sealed no longer needs it; all else that was under way fails."""
@@ -497,7 +515,7 @@ def _units_of_a_group(
             end = first + extent.length // layout.group_unit_bytes
             blocks = group_blocks(handover.blocks, layout, group)
             units = Units(blocks, layout.unit_tokens, first, end, layout.part(group))
-            return group, Scatter(handover.key, units, extent, handover.one_sided)
+            return group, Scatter(handover.key, units, extent, handover.one_sided, layout.kv_group(group))
     return None
 
 

@@ -17,6 +17,7 @@ from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import negotiated_unit
 from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.network import Connection, DataConnection, Listener, Network
+from baton_kv_transfer.ranks.tensor_parallel import require_ranks_fit
 from baton_kv_transfer.transports.table import agreed
 from baton_wire.errors import BadFieldsError, LinkLostError, TransferError, UnfitPairError
 from baton_wire.fingerprint import require_fit
@@ -182,6 +183,7 @@ class Acceptor:
         try:
             require_fit(self._hello.fingerprint, hello.fingerprint)
             negotiated_unit(self._hello.block_tokens, hello.block_tokens)
+            require_ranks_fit(hello.fingerprint.kv_heads, self._hello.tensor_parallel, hello.tensor_parallel)
             transport = agreed(self._hello.transports, hello.transports)
         except UnfitPairError as error:
             await link.send_now(self._hello)  # so that the other side can name the difference too

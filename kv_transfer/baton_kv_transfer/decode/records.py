@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo
+from baton_kv_transfer.handover import CutLink, HandoverKey, Reservation, SendTo
 from baton_kv_transfer.landing import LandingStats
 from baton_kv_transfer.layout import Extent, StreamLayout
 from baton_wire.kv_shape import Units
@@ -36,6 +36,8 @@ class Scatter:
     landing: Extent
     one_sided: bool = False
     """The units were written there without this process taking part, which may be other memory."""
+    kv_group: int = 0
+    """The KV group that the units' layers belong to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,11 @@ class DecodeHandover:
     seal: Seal | None = None
     failure: tuple[Reason, str] | None = None
     writes_may_follow: bool = False
+
+    @property
+    def reservation(self) -> Reservation:
+        choices = tuple(sorted(self.choices))
+        return Reservation(self.total_tokens, self.cached_tokens, self.blocks, choices, self.deadline_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The decode worker's transfer: runs `DecodeHandovers` in the transfer thread's loop and carries out its actions.
+"""The decode worker's transfer: runs the hand-overs of all its ranks in the transfer thread's loop.
 
 The engine's thread calls `queued`, `expected`, `refused` and `cancelled`; a `DecodeListener` reports to the worker.
 Owns the landing region's memory and the helper thread that scatters; the machine decides what happens when.
@@ -10,25 +10,26 @@ import asyncio
 import logging
 import mmap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.peers import Acceptor, PrefillLink
+from baton_kv_transfer.decode.ranks import DecodeRanks, decode_machines
 from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, HandoverFailed, Landed, Scatter
 from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, Reservation, SendTo
 from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.loop_mailbox import Mailbox, posted
 from baton_kv_transfer.network import DataConnection
+from baton_kv_transfer.ranks.tensor_parallel import rank_geometries, split_leg_key
 from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
 from baton_kv_transfer.transports.device import DeviceLanding
 from baton_kv_transfer.transports.seam import PROBE_TRANSFER, LandingParts
 from baton_wire.errors import BadFieldsError
 from baton_wire.listening.complaints import Complaints
-from baton_wire.messages.pair_link import PairMessage, Seal
+from baton_wire.messages.pair_link import AtRanks, PairMessage, Seal
 from baton_wire.messages.values import Reason, RequestKey, Role
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class DecodeTransfer:
     def __init__(
         self,
         parts: TransferParts,
-        sink: KvSink,
+        sinks: Sequence[KvSink],
         listener: DecodeListener,
         landing: LandingMemory,
         *,
@@ -88,17 +89,23 @@ class DecodeTransfer:
         port: int = 0,
         observe_handover_s: Callable[[float], None] = _ignore_duration,
     ) -> None:
-        """`host` and `port`: where to listen; port 0 is any.
+        """`sinks`: the KV pool of each rank; they share the landing bytes equally. `host` and `port`: where to listen;
+        port 0 is any. `observe_handover_s` gets the seconds from grant to verified of each landed hand-over, on the
+        transfer thread.
 
-        `observe_handover_s` gets the seconds from grant to verified of each landed hand-over, on the transfer thread.
+        Raises UnfitPairError where so many ranks do not fit the model's heads, ValueError for several pools and a
+        device to land in.
         """
+        if landing.device is not None and len(sinks) > 1:
+            raise ValueError(f"landing.device: given with {len(sinks)} pools; allowed with 1")
         self.mailbox = Mailbox()
         self._config = parts.config
-        self._sink = sink
+        self._sinks = sinks
         self._listener = listener
         self._observe_handover_s = observe_handover_s
         self._where = (host, port)
-        self._handovers = DecodeHandovers(parts.geometry, landing.length, self._config)
+        machines = decode_machines(rank_geometries(parts.geometry, len(sinks)), landing.length, self._config)
+        self._handovers = DecodeRanks(parts.geometry, machines, self._config)
         self._device = landing.device
         self._region = landing.region()[: self._handovers.landing_bytes]
         rows = parts.rows()
@@ -106,7 +113,7 @@ class DecodeTransfer:
             parts.epoch, self._region, landing.device, self, self._writes_ended, self._config.handshake_s
         )
         self._landings = {row.name: row.land(landing_parts) for row in rows}
-        hello = parts.hello(Role.DECODE, rows, self._handovers.landing_bytes)
+        hello = parts.hello(Role.DECODE, rows, len(sinks), self._handovers.landing_bytes)
         self._acceptor = Acceptor(hello, parts.keys, self._config, self, parts.network)
         self._executor = parts.executor or ThreadPoolExecutor(1, thread_name_prefix="baton-scatter")
         self._owns_executor = parts.executor is None
@@ -184,16 +191,20 @@ class DecodeTransfer:
     # Links -----------------------------------------------------------------------------------------------------------
 
     def on_up(self, linked: PrefillLink) -> None:
-        one_sided = self._landings[linked.transport].one_sided
-        now = self._now()
+        one_sided, hello, now = self._landings[linked.transport].one_sided, linked.hello, self._now()
         self._act(
             self._handovers.link_up(
-                linked.epoch, linked.hello.block_tokens, now, one_sided=one_sided, link=linked.number
+                linked.epoch,
+                hello.block_tokens,
+                now,
+                one_sided=one_sided,
+                link=linked.number,
+                ranks=hello.tensor_parallel,
             )
         )
 
     def on_message(self, linked: PrefillLink, message: PairMessage) -> None:
-        if isinstance(message, Seal):
+        if isinstance(message, Seal) or (isinstance(message, AtRanks) and isinstance(message.message, Seal)):
             mark(message, "seal received")
         self._act(self._handovers.message(linked.epoch, message, self._now()))
 
@@ -279,7 +290,8 @@ class DecodeTransfer:
     def _scatter_now(self, scatter: Scatter) -> bytes:
         if scatter.one_sided and self._device is not None:
             return self._device.scatter(scatter.landing, scatter.units)
-        return self._sink.scatter(self._region[scatter.landing.offset : scatter.landing.end], scatter.units)
+        sink = self._sinks[split_leg_key(scatter.key)[0]]
+        return sink.scatter(self._region[scatter.landing.offset : scatter.landing.end], scatter.units)
 
     def _scatter_ended(self, task: asyncio.Task[None]) -> None:
         self._scatters.discard(task)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
 from baton_kv_transfer.handover import HandoverKey, KvSource, TransferConfig, Verify
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.prefill.records import Put
+from baton_kv_transfer.ranks.tensor_parallel import split_leg_key
 from baton_kv_transfer.transports.seam import Write, WriteDone, Writer
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import Reason
@@ -49,17 +50,17 @@ class PutCarrier:
 
     def __init__(
         self,
-        source: KvSource,
-        geometry: KvGeometry,
+        sources: Sequence[KvSource],
+        geometries: Sequence[KvGeometry],
         config: TransferConfig,
         executor: Executor,
         owner: PutOwner,
         staging: Staging = ordinary_memory,
     ) -> None:
-        """`staging` gives memory to pack into."""
+        """`sources` and `geometries`: of each rank. `staging` gives memory to pack into."""
         self._staging = staging
-        self._source = source
-        self._geometry = geometry
+        self._sources = sources
+        self._geometries = geometries
         self._config = config
         self._executor = executor
         self._owner = owner
@@ -114,7 +115,7 @@ class PutCarrier:
             return
         checksums: bytes | str = b""
         if self._config.verify is Verify.FULL:
-            checksums = await self._run_in_helper(lambda: self._source.checksums(put.units))
+            checksums = await self._run_in_helper(lambda: self._source_of(put).checksums(put.units))
         detail = await sent
         if detail is not None:
             self._owner.on_put_failed(put, Reason.PEER_LOST, detail)
@@ -125,23 +126,26 @@ class PutCarrier:
 
     async def _start(self, put: Put, writer: Writer, done: WriteDone) -> str | None:
         """Write straight from the pool when a unit is a block of it, else from a packed copy. Or why that cannot be."""
-        units = put.units
-        if units.tokens == self._geometry.block_tokens:
+        units, geometry, source = put.units, self._geometries[split_leg_key(put.key)[0]], self._source_of(put)
+        if units.tokens == geometry.block_tokens:
             if units.end > len(units.blocks):
                 return f"blocks: {len(units.blocks)} given, unit {units.end - 1} needs {units.end}"
             if writer.from_device is not None:
-                writer.from_device(lambda: source_extents(self._geometry, units), put.landing, done)
+                writer.from_device(lambda: source_extents(geometry, units), put.landing, done)
                 return None
-            if (region := self._source.region()) is not None:
-                source = source_extents(self._geometry, units)
-                writer.write(Write(put.transfer, region, tuple(source), put.landing), done)
+            if (region := source.region()) is not None:
+                extents = source_extents(geometry, units)
+                writer.write(Write(put.transfer, region, tuple(extents), put.landing), done)
                 return None
         packed = self._staging(put.length)
-        failure = await self._run_in_helper(lambda: self._source.pack(units, packed))
+        failure = await self._run_in_helper(lambda: source.pack(units, packed))
         if isinstance(failure, str):
             return failure
         writer.write(Write(put.transfer, packed, (Extent(0, put.length),), put.landing), done)
         return None
+
+    def _source_of(self, put: Put) -> KvSource:
+        return self._sources[split_leg_key(put.key)[0]]
 
     async def _run_in_helper(self, call: Callable[[], T]) -> T | str:
         """Run on the helper thread; an exception comes back as text, because it is this hand-over's failure alone."""

@@ -32,6 +32,7 @@ from baton_kv_transfer.prefill.records import (
     PrefillHandover,
     PrefillState,
     PrefillStats,
+    PromptProgress,
     Put,
     Release,
     Report,
@@ -215,6 +216,21 @@ class PrefillHandovers:
             self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s if waits else handover.deadline_s)
         return actions
 
+    def withdraw(self, peer: bytes) -> list[PrefillHandover]:
+        """Forget the hand-overs that wait for a link to this decode worker, and return them."""
+        withdrawn = self._of(peer, PrefillState.LINKING)
+        for handover in withdrawn:
+            del self._handovers[handover.key]
+        return withdrawn
+
+    def never_began(self, key: HandoverKey, reason: Reason, now: float) -> None:
+        """A hand-over that would have had legs here is over: grants for them are answered with the reason."""
+        self._ended.put(key, reason, now)
+
+    def take_progress(self, key: HandoverKey) -> PromptProgress:
+        """Forget, and return, what the engine reported of a request that is not open here."""
+        return self._unannounced_progress.take(key)
+
     def link_down(self, peer: bytes, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         """The link broke or could not be made. Sealed hand-overs are up to the decode worker; all others fail."""
         self._peers.pop(peer, None)
@@ -271,9 +287,12 @@ class PrefillHandovers:
         if isinstance(message, Done):
             self._refused["late_done"] += 1
             return []
-        if key in self._ended or key in self._handovers:
-            self._refused["late" if key in self._ended else "foreign_epoch"] += 1
-            ended = self._ended.get(key) if key in self._ended else Reason.UNKNOWN_REQUEST
+        first_leg = replace(key, rank=0)  # this leg never began where the hand-over ended before
+        is_known = key in self._ended or key in self._handovers
+        key_ended = first_leg if not is_known and first_leg in self._ended else key
+        if key_ended in self._ended or key in self._handovers:
+            self._refused["late" if key_ended in self._ended else "foreign_epoch"] += 1
+            ended = self._ended.get(key_ended) if key_ended in self._ended else Reason.UNKNOWN_REQUEST
             return [self._abandon(peer, key, ended)] if isinstance(message, Grant) and ended is not None else []
         actions: list[PrefillAction] = []
         known = self._unannounced_messages.get((peer, key))

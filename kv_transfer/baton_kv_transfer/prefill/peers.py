@@ -19,6 +19,7 @@ from baton_kv_transfer.layout import negotiated_unit
 from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.network import Connection, DataConnection, Network
 from baton_kv_transfer.prefill.recent_rate import RecentRate
+from baton_kv_transfer.ranks.tensor_parallel import require_ranks_fit
 from baton_kv_transfer.transports.seam import Sender, Writer
 from baton_kv_transfer.transports.table import agreed
 from baton_wire.errors import (
@@ -208,6 +209,7 @@ class Dialler:
         try:
             require_fit(self._hello.fingerprint, hello.fingerprint)
             negotiated_unit(self._hello.block_tokens, hello.block_tokens)
+            require_ranks_fit(hello.fingerprint.kv_heads, self._hello.tensor_parallel, hello.tensor_parallel)
             transport = agreed(hello.transports, own.transports)
         except UnfitPairError as error:
             self._listener.on_unfit(identity.epoch, str(error))

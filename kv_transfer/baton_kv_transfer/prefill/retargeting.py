@@ -1,8 +1,9 @@
 """KV whose decode worker failed goes to another one: a new attempt of the request, and nothing is computed again.
 
-A pure machine around `PrefillHandovers`. To the engine a request keeps the key under which it was opened; towards
-decode workers and the gateway each hand-over of its KV has an attempt of its own. When a hand-over ends for the decode
-worker's sake, its release is held back for `kept_s`, and a `retargeted` begins the next with what is computed already.
+A pure machine around `PrefillHandovers` or `PrefillRanks`. To the engine a request keeps the key under which it was
+opened; towards decode workers and the gateway each hand-over of its KV has an attempt of its own. When a hand-over ends
+for the decode worker's sake, its release is held back for `kept_s`, and a `retargeted` begins the next with what is
+computed already.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import HandoverKey, TransferConfig
 from baton_kv_transfer.prefill.machine import PrefillHandovers
+from baton_kv_transfer.prefill.ranks import PrefillRanks
 from baton_kv_transfer.prefill.records import Granted, PrefillAction, PrefillStats, PromptProgress, Release, Report
 from baton_wire.messages.pair_link import FirstToken, PairMessage
 from baton_wire.messages.values import Reason
@@ -49,7 +51,7 @@ class HeldPrompt:
 class PrefillKeeper:
     """All requests of one prefill worker. The events of the engine name requests as they were opened."""
 
-    def __init__(self, handovers: PrefillHandovers, config: TransferConfig) -> None:
+    def __init__(self, handovers: PrefillHandovers | PrefillRanks, config: TransferConfig) -> None:
         self._inner = handovers
         self._config = config
         self._prompts: dict[HandoverKey, HeldPrompt] = {}
@@ -96,7 +98,9 @@ class PrefillKeeper:
     def computing(
         self, key: HandoverKey, tokens: int, layers: int, blocks: tuple[int, ...], now: float
     ) -> list[PrefillAction]:
-        return self._outer(self._inner.computing(self._current(key), tokens, layers, blocks, now), now)
+        """`key` also names the rank that reports (`leg_key`)."""
+        attempt = replace(self._current(replace(key, rank=0)), rank=key.rank)
+        return self._outer(self._inner.computing(attempt, tokens, layers, blocks, now), now)
 
     def first_tokens(self, key: HandoverKey, tokens: tuple[FirstToken, ...], now: float) -> list[PrefillAction]:
         prompt = self._prompts.get(key)

@@ -1,4 +1,4 @@
-"""The prefill worker's transfer: runs `PrefillHandovers` in the transfer thread's loop and carries out its actions.
+"""The prefill worker's transfer: runs the hand-overs of all its ranks in the transfer thread's loop.
 
 The engine's thread calls `opened`, `computed`, `first_tokens` and `cancelled`; a `PrefillListener` reports to
 the worker. The machine decides what happens when; the dialler keeps links, the carrier and its writers move bytes.
@@ -19,8 +19,10 @@ from baton_kv_transfer.loop_mailbox import Mailbox, posted
 from baton_kv_transfer.prefill.carrier import PutCarrier, Staging, ordinary_memory
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.peers import DecodeLink, Dialler
+from baton_kv_transfer.prefill.ranks import PrefillRanks
 from baton_kv_transfer.prefill.records import DropPuts, Granted, PrefillAction, PrefillStats, Put, Release, Report
 from baton_kv_transfer.prefill.retargeting import PrefillKeeper, Target
+from baton_kv_transfer.ranks.tensor_parallel import leg_key, rank_geometries
 from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.bandwidth import LinkReport, is_below, measure
 from baton_kv_transfer.transports.device import DeviceMemory
@@ -28,7 +30,7 @@ from baton_kv_transfer.transports.seam import SenderParts, Writer
 from baton_wire.discovery import Endpoint
 from baton_wire.errors import BadFieldsError
 from baton_wire.listening.complaints import Complaints
-from baton_wire.messages.pair_link import FirstToken, PairMessage, Seal
+from baton_wire.messages.pair_link import AtRanks, FirstToken, PairMessage, Seal
 from baton_wire.messages.values import Address, PeerRef, Reason, RequestKey, Role
 
 log = logging.getLogger(__name__)
@@ -55,28 +57,36 @@ class PrefillTransfer:
     def __init__(
         self,
         parts: TransferParts,
-        source: KvSource,
+        sources: Sequence[KvSource],
         listener: PrefillListener,
         *,
         device: DeviceMemory | None = None,
         staging: Staging = ordinary_memory,
     ) -> None:
-        """`device`: the pool where it is a GPU's memory; transports that reach it write straight from it.
+        """`sources`: the KV pool of each rank. `device`: the pool of a worker of one rank where it is a GPU's memory;
+        transports that reach it write straight from it. `staging` gives memory to pack into where bytes cannot be sent
+        from where they are.
 
-        `staging` gives memory to pack into where bytes cannot be sent from where they are.
+        Raises UnfitPairError where so many ranks do not fit the model's heads, ValueError for several pools and a
+        `device`.
         """
+        if device is not None and len(sources) > 1:
+            raise ValueError(f"device: given with {len(sources)} pools; allowed with 1")
         self.mailbox = Mailbox()
         self._config = parts.config
         self._listener = listener
-        self._handovers = PrefillKeeper(PrefillHandovers(parts.geometry, self._config), self._config)
+        shapes = rank_geometries(parts.geometry, len(sources))
+        machines = [PrefillHandovers(shape, self._config) for shape in shapes]
+        self._handovers = PrefillKeeper(PrefillRanks(parts.geometry, machines, self._config), self._config)
         rows = parts.rows()
-        sender_parts = SenderParts(parts.epoch, self._config.lanes, source.region(), device)
+        regions = [region for source in sources if (region := source.region()) is not None]
+        sender_parts = SenderParts(parts.epoch, self._config.lanes, regions, device)
         self._senders = {row.name: row.send(sender_parts) for row in rows}
-        hello = parts.hello(Role.PREFILL, rows)
+        hello = parts.hello(Role.PREFILL, rows, len(sources))
         self._dialler = Dialler(hello, parts.keys, self._config, self._senders, self, parts.network)
         self._executor = parts.executor or ThreadPoolExecutor(1, thread_name_prefix="baton-checksums")
         self._owns_executor = parts.executor is None
-        self._carrier = PutCarrier(source, parts.geometry, self._config, self._executor, self, staging)
+        self._carrier = PutCarrier(sources, shapes, self._config, self._executor, self, staging)
         self._peers: dict[bytes, Address] = {}
         self._measuring: dict[bytes, asyncio.Task[None]] = {}
         self._bytes_before = 0
@@ -138,13 +148,13 @@ class PrefillTransfer:
 
     @posted
     def computed(self, key: RequestKey, tokens: int, blocks: tuple[int, ...]) -> None:
-        """KV of [0, tokens) is in `blocks`."""
+        """KV of [0, tokens) is in `blocks`, at every rank."""
         self._act(self._handovers.computed(HandoverKey.of(key), tokens, blocks, self._now()))
 
     @posted
-    def computing(self, key: RequestKey, tokens: int, layers: int, blocks: tuple[int, ...]) -> None:
-        """KV of [0, tokens) is complete in the first `layers` layers; the others are still being computed."""
-        self._act(self._handovers.computing(HandoverKey.of(key), tokens, layers, blocks, self._now()))
+    def computing(self, key: RequestKey, tokens: int, layers: int, blocks: tuple[int, ...], rank: int = 0) -> None:
+        """KV of [0, tokens) is complete in the first `layers` layers of one rank; the others are still computed."""
+        self._act(self._handovers.computing(leg_key(HandoverKey.of(key), rank), tokens, layers, blocks, self._now()))
 
     def first_tokens(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
         """Every choice drew its first token."""
@@ -168,7 +178,8 @@ class PrefillTransfer:
 
     def on_up(self, linked: DecodeLink) -> None:
         self._peers.pop(linked.epoch, None)
-        facts = DecodePeer(linked.hello.block_tokens, linked.hello.landing_bytes)
+        hello = linked.hello
+        facts = DecodePeer(hello.block_tokens, hello.landing_bytes, ranks=hello.tensor_parallel)
         self._act(self._handovers.link_up(linked.epoch, facts, self._now()))
         self._measuring[linked.epoch] = asyncio.create_task(self._measure(linked))
 
@@ -256,7 +267,9 @@ class PrefillTransfer:
                     linked = self._dialler.links.get(peer)
                     if linked is not None:
                         self._send(linked, message)
-                    if isinstance(message, Seal):
+                    if isinstance(message, Seal) or (
+                        isinstance(message, AtRanks) and isinstance(message.message, Seal)
+                    ):
                         mark(message, "seal sent")
                 case CutLink(peer, detail):
                     self._dialler.cut(peer, detail)

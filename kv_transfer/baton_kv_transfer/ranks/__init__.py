@@ -1,6 +1,6 @@
-"""Hand-overs between workers of several ranks: who sends which heads to whom, and one outcome for all ranks.
+"""Arithmetic of workers of several ranks: which heads a rank holds, who sends which to whom, which units are complete.
 
-Owns the machines around one prefill or decode machine per rank.
-Never runs a model: no runner of several ranks exists yet.
-Called by tests and the simulation until then.
+Owns the names of ranks and of legs (`tensor_parallel`), and the bitmap of complete units (`unit_coverage`). Pure.
+Never holds a machine: these are in `prefill` and `decode`.
+Called by both sides' `group` and `ranks`, and by the links' check that a pair fits.
 """

@@ -7,10 +7,12 @@ ranks / kv_heads ranks, adjacent ones too.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from baton_kv_transfer.handover import HandoverKey
 from baton_wire.errors import UnfitPairError
 from baton_wire.kv_shape import KvGeometry
+from baton_wire.messages.pair_link import MAX_RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,33 @@ class RankPeer:
     @property
     def epoch(self) -> bytes:
         return rank_epoch(self.worker, self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class LegWorker:
+    """A worker with which legs are exchanged over one link, and its part of every leg."""
+
+    epoch: bytes
+    ranks: int
+    pairs: frozenset[tuple[int, int]]
+    """(own rank, its rank) of every leg."""
+
+    def peer(self, rank: int) -> RankPeer:
+        return RankPeer(self.epoch, self.ranks, rank)
+
+
+def leg_key(key: HandoverKey, own_rank: int) -> HandoverKey:
+    """A key by which a worker knows one leg: a machine's key, whose `rank` is the peer's, with the worker's own rank.
+
+    Between workers of one rank each it is the hand-over's own key.
+    """
+    return replace(key, rank=own_rank * MAX_RANKS + key.rank) if own_rank else key
+
+
+def split_leg_key(key: HandoverKey) -> tuple[int, HandoverKey]:
+    """The own rank in a `leg_key`, and the key of that rank's machine."""
+    own_rank, peer_rank = divmod(key.rank, MAX_RANKS)
+    return own_rank, replace(key, rank=peer_rank) if own_rank else key
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +99,29 @@ def rank_pairs(kv_heads: int, prefill_ranks: int, decode_ranks: int) -> tuple[Ra
     return tuple(pairs)
 
 
-def refuse_windows(geometry: KvGeometry) -> None:
-    """Ranks hand over whole sequences. Raises UnfitPairError where layers have a window, whose blocks are given up."""
-    if geometry.groups:
-        windows = ", ".join(str(window) for window in sorted({window for window in geometry.windows if window}))
-        raise UnfitPairError(f"sliding_window: {windows} is not supported over several ranks; allowed: none")
+def require_ranks_fit(kv_heads: int, own: int, peer: int) -> None:
+    """Raises UnfitPairError where the heads of two workers with these numbers of ranks do not fit."""
+    for ranks in (own, peer):
+        if kv_heads % ranks and ranks % kv_heads:
+            raise UnfitPairError(
+                f"tensor_parallel: {own} here, {peer} there: {ranks} ranks do not fit {kv_heads} KV heads: "
+                "one must divide the other"
+            )
+
+
+def leg_worker(epoch: bytes, kv_heads: int, own: int, peer: int, *, at_decode: bool = False) -> LegWorker:
+    """The worker at the other end of a link. Raises UnfitPairError where the heads do not fit."""
+    require_ranks_fit(kv_heads, own, peer)
+    if at_decode:
+        return LegWorker(
+            epoch, peer, frozenset((pair.decode, pair.prefill) for pair in rank_pairs(kv_heads, peer, own))
+        )
+    return LegWorker(epoch, peer, frozenset((pair.prefill, pair.decode) for pair in rank_pairs(kv_heads, own, peer)))
+
+
+def rank_geometries(geometry: KvGeometry, ranks: int) -> list[KvGeometry]:
+    """The shape of each rank's pool, from that of the whole model. Raises UnfitPairError."""
+    return [replace(geometry, kv_heads=len(heads_of(geometry.kv_heads, ranks, rank))) for rank in range(ranks)]
 
 
 def local_heads(kv_heads: int, ranks: int, rank: int, heads: range) -> range:
@@ -100,6 +147,10 @@ class RankLinks:
         if not up:
             self._up.pop(peer.worker, None)
             self._ranks.pop(peer.worker, None)
+
+    def of(self, worker: bytes) -> list[tuple[int, int]]:
+        """All links with this worker that are up, (own rank, peer's rank)."""
+        return sorted(self._up.get(worker, ()))
 
     def ranks_of(self, worker: bytes) -> int | None:
         """Ranks of this worker; None while no link to it is up."""

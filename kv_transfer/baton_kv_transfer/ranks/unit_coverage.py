@@ -8,7 +8,7 @@ from baton_wire.kv_shape import Units
 
 
 class UnitCoverage:
-    """Units [first_unit, end_unit) of all layers, from every source rank its heads."""
+    """Units of all layers of one KV group, from every source rank its heads. A hand-over has one for each KV group."""
 
     def __init__(self, layers: int, first_unit: int, end_unit: int, sources: dict[int, range]) -> None:
         """`sources`: which of the rank's heads each source rank sends."""

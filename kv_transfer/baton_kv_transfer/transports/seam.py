@@ -96,8 +96,8 @@ class SenderParts:
     epoch: bytes
     lanes: int
     """Data connections per pair, where a transport may choose."""
-    region: memoryview | None
-    """The pool; None when it is not host memory."""
+    regions: Sequence[memoryview]
+    """The pool of each rank that is host memory."""
     device: DeviceMemory | None
     """The pool where it is a GPU's."""
 

@@ -5,35 +5,46 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from baton_control.errors import ManifestError
 from baton_control.sizing.inputs.model_shape import KNOWN_SHAPES, ModelShape
-from baton_control.sizing.inputs.roofline import balance_batch, worker_model
+from baton_control.sizing.inputs.roofline import Degrees, balance_batch, worker_model
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.served_model import ModelTask
+from baton_control.spec.tensor_parallel import DEGREES
 from baton_engine.model.model_directory import read_spec
 from baton_local.argument_types import time_or
 from baton_local.command_parser import add_renamed
+from baton_local.commands.planned_degrees import (
+    PLAN_ONLY,
+    PlannedDegrees,
+    is_plan_only,
+    planned_degrees,
+)
 from baton_local.commands.planned_sessions import run_session_plan
 from baton_local.commands.session_options import add_session_options
 from baton_local.errors import StartError
 from baton_local.fetching.default_deployment import detect_tasks
 from baton_local.hardware_arguments import accelerator_named, shape_named
+from baton_local.shared_options import add_pool_degrees
+from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.models.errors import ModelError
 from baton_wire.rules.hardware import ACCELERATORS, Accelerator
 from baton_wire.rules.step_times import attended_pairs
 
-NO_TENSOR_PARALLELISM = "a worker uses one accelerator: tensor parallelism is not supported yet"
 UTILISATION = 0.8
 """The share of a worker's rate that a plan counts on."""
 
 
+Figure = tuple[str, str, float | None]
+"""Name, words with unit, value."""
 OF_ANSWERS = frozenset(
     {
         "sequences",
+        "decode_ranks",
         "balance_batch",
         "hand_over_ms",
         "tpot_floor_ms",
@@ -65,10 +76,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tensor-parallel",
         type=int,
-        default=1,
-        choices=(1, 2, 4, 8),
+        choices=DEGREES,
         metavar="N",
-        help="accelerators of a worker; more than 1 can be planned but not served (default: 1)",
+        help="ranks of a worker, each on an accelerator: 1, 2, 4 or 8 (default: plan chooses, simulate takes 1)",
     )
     parser.add_argument(
         "--max-step-tokens",
@@ -82,6 +92,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `baton plan`."""
     add_model_options(parser)
+    add_pool_degrees(parser)
     parser.add_argument("--prompt", type=int, default=1155, metavar="N", help="mean prompt tokens")
     parser.add_argument("--output", type=int, default=211, metavar="N", help="mean answer tokens")
     parser.add_argument(
@@ -119,18 +130,40 @@ def run_plan(options: argparse.Namespace) -> int:
     prices: list[float | None] = [None] * len(accelerators) if options.price is None else _prices(options.price)
     if len(prices) != len(accelerators):
         raise StartError(f"--price: {options.price} is not allowed: must be one for each of {options.accelerator}")
+    roles = POOL_ROLES if generates else (Role.PREFILL,)
     try:
-        columns = [_figures(options, shape, *priced, generates) for priced in zip(accelerators, prices, strict=True)]
+        planned = [planned_degrees(options, shape, accelerator, roles) for accelerator in accelerators]
+        columns = [
+            _figures(options, shape, accelerator, plan.degrees, price, generates)
+            for accelerator, plan, price in zip(accelerators, planned, prices, strict=True)
+        ]
     except ManifestError as error:
         reasons = "; ".join(problem.message for problem in error.problems)
-        raise StartError(f"{reasons}. {NO_TENSOR_PARALLELISM}; {what_fits(shape)}") from error
+        raise StartError(f"{reasons}; {what_fits(shape)}") from error
     if options.json:
         documents = [{name: value for name, _, value in figures} for figures in columns]
         print(
             json.dumps(documents[0] if len(documents) == 1 else dict(zip(_names(accelerators), documents, strict=True)))
         )
         return 0
-    print(f"{shape.name} on {options.tensor_parallel}× {', '.join(_names(accelerators))} per worker")
+    _print_columns(shape, accelerators, planned, columns)
+    for accelerator, plan, figures in zip(accelerators, planned, columns, strict=True):
+        if plan.reason is not None:
+            print(f"Ranks on {accelerator.name}: {plan.reason}.")
+        print(_conclusion(options, accelerator, plan.degrees, {name: value for name, _, value in figures}))
+    if any(is_plan_only(plan.degrees, type_) for plan, type_ in zip(planned, accelerators, strict=True)):
+        print(f"{PLAN_ONLY} One rank: {what_fits(shape)}.")
+    return 0
+
+
+def _print_columns(
+    shape: ModelShape,
+    accelerators: list[Accelerator],
+    planned: Sequence[PlannedDegrees],
+    columns: Sequence[Sequence[Figure]],
+) -> None:
+    """Print the figures of each type of accelerator side by side."""
+    print(_title(shape, accelerators, planned))
     if len(columns) > 1:
         print(f"  {'':<52} " + " ".join(f"{name:>10}" for name in _names(accelerators)))
     for rows in zip(*columns, strict=True):
@@ -139,19 +172,27 @@ def run_plan(options: argparse.Namespace) -> int:
         if known:
             print(f"  {words:<52} {' '.join(f'{value:>10}' for value in known)} {unit}".rstrip())
     print()
-    for accelerator, figures in zip(accelerators, columns, strict=True):
-        print(_conclusion(options, accelerator, {name: value for name, _, value in figures}))
-    if options.tensor_parallel > 1:
-        print(f"This is a plan only: {NO_TENSOR_PARALLELISM}.")
-    return 0
 
 
-def _conclusion(options: argparse.Namespace, accelerator: Accelerator, figures: Mapping[str, float | None]) -> str:
+def _title(shape: ModelShape, accelerators: list[Accelerator], planned: Sequence[PlannedDegrees]) -> str:
+    """The model and the accelerators of a worker, by type and pool where they differ."""
+    names = ", ".join(_names(accelerators))
+    degrees = {degree for plan in planned for degree in plan.degrees}
+    if len(degrees) == 1:
+        return f"{shape.name} on {degrees.pop()}× {names} per worker"
+    parts = [
+        f"{plan.degrees.prefill}× {accelerator.name} per prefill worker and {plan.degrees.decode}× per decode worker"
+        for plan, accelerator in zip(planned, accelerators, strict=True)
+    ]
+    return f"{shape.name} on {', '.join(parts)}"
+
+
+def _conclusion(
+    options: argparse.Namespace, accelerator: Accelerator, degrees: Degrees, figures: Mapping[str, float | None]
+) -> str:
     """A sentence that says what fits."""
     known = {name: three_digits(value) for name, value in figures.items() if value is not None}
-    subject = f"One {accelerator.name} holds"
-    if options.tensor_parallel > 1:
-        subject = f"{options.tensor_parallel} {accelerator.name} hold"
+    subject = f"One {accelerator.name} holds" if degrees.decode == 1 else f"{degrees.decode} {accelerator.name} hold"
     held = f"{subject} the {known['weight_gb']} GB of weights and {known['kv_capacity_tokens']} tokens of KV"
     if "decode_batch" not in known:
         return (
@@ -215,12 +256,17 @@ def _prices(text: str) -> list[float | None]:
 
 
 def _figures(
-    options: argparse.Namespace, shape: ModelShape, accelerator: Accelerator, price: float | None, generates: bool
-) -> list[tuple[str, str, float | None]]:
+    options: argparse.Namespace,
+    shape: ModelShape,
+    accelerator: Accelerator,
+    degrees: Degrees,
+    price: float | None,
+    generates: bool,
+) -> list[Figure]:
     model = worker_model(
         shape,
         accelerator,
-        options.tensor_parallel,
+        degrees,
         max_step_tokens=options.max_step_tokens,
         context_tokens=options.prompt + options.output,
     )
@@ -236,7 +282,7 @@ def plan_figures(
     output: int,
     tpot_s: float,
     price: float | None,
-) -> list[tuple[str, str, float | None]]:
+) -> list[Figure]:
     """(name, words with unit, value); formulas in docs/sizing.md#plan. `price`: per accelerator and hour; None: costs
     are None."""
     context = prompt + output / 2
@@ -252,6 +298,8 @@ def plan_figures(
     per_s = None if price is None else price / 3600
     kv_tail_s = model.kv.of(prompt) / model.link_bytes_per_s / model.layers + model.hand_over_s
     return [
+        ("prefill_ranks", "ranks of a prefill worker, ranks", model.accelerators[0]),
+        ("decode_ranks", "ranks of a decode worker, ranks", model.accelerators[1]),
         ("parameters", "parameters, billions", shape.parameters / 1e9),
         ("weight_gb", "weights, GB", shape.weight_bytes / 1e9),
         ("kv_bytes_per_token", "KV per token of such a sequence, bytes", kv_per_token),
@@ -292,6 +340,8 @@ def plan_figures(
 
 def three_digits(value: float) -> str:
     """A figure as people compare it: three digits, thousands in groups, no exponent."""
+    if isinstance(value, int) and abs(value) < 1000:
+        return str(value)
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     decimals = 2 - math.floor(math.log10(abs(value)))

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 from baton_control.sizing.inputs.roofline import worker_model
 from baton_control.sizing.inputs.sizing_spec import Targets
+from baton_local.commands.planned_degrees import smallest_degree
 from baton_local.commands.session_options import loop_limits, session_source
 from baton_local.errors import StartError
 from baton_local.hardware_arguments import accelerator_named, shape_named
@@ -21,14 +22,15 @@ def run_session_plan(options: argparse.Namespace) -> int:
     if "," in options.accelerator:
         raise StartError(f"--accelerator: {options.accelerator} is not allowed with --sessions: must be one")
     shape, accelerator = shape_named(options.model), accelerator_named(options.accelerator)
-    model = replace(worker_model(shape, accelerator, options.tensor_parallel), max_step_tokens=options.max_step_tokens)
+    degree = options.tensor_parallel or smallest_degree(shape, accelerator)
+    model = replace(worker_model(shape, accelerator, degree), max_step_tokens=options.max_step_tokens)
     source = session_source(options)
     targets = Targets(options.ttft, options.tpot)
     plan = plan_sessions(source.load(SEED), loop_limits(options), model, targets)
     if options.json:
         print(json.dumps({"load": source.name, "mode": plan.mode, "reason": plan.reason, **asdict(plan)}))
         return 0
-    print(f"{shape.name} on {options.tensor_parallel}× {accelerator.name} per worker, sessions: {source.name}")
+    print(f"{shape.name} on {degree}× {accelerator.name} per worker, sessions: {source.name}")
     for words, value in _rows(plan):
         print(f"  {words:<52} {value}")
     print(f"Take `disaggregation: {plan.mode}` with {_workers(plan)}: {plan.reason}.")

@@ -119,11 +119,15 @@ def _pool_lines(record: RunRecord) -> list[str]:
     """Each pool's limits, and the reason of its size."""
     if not record.reasons:
         return [f"pools ({record.mode}): {record.decision or 'not sized yet'}"]
-    limits = {
-        role: "" if role not in record.limits else "{} to {}".format(*record.limits[role]) for role in record.reasons
-    }
+    limits = {role: "" if role not in record.limits else limits_text(record, role) for role in record.reasons}
     width = max(map(len, limits.values()))
     return [f"pools ({record.mode})", *(f"  {limits[role]:<{width}}   {why}" for role, why in record.reasons.items())]
+
+
+def limits_text(record: RunRecord, role: str) -> str:
+    """The fewest and the most workers of a pool, and the ranks of each if it has several."""
+    low, high = record.limits[role]
+    return f"{low} to {high}{record.ranks_text(role)}"
 
 
 def lane_lines(seen: Observation) -> list[str]:
@@ -170,7 +174,8 @@ def _gigabytes(bytes_per_s: float) -> str:
 
 def _pool(role: str, seen: Observation) -> dict[str, object]:
     processes = [process for process, _ in seen.workers if process.role == role]
-    return {"workers": len(processes), "ready": sum(phase_of(process) == "ready" for process in processes)}
+    ready = sum(phase_of(process) == "ready" for process in processes)
+    return {"workers": len(processes), "ready": ready, "ranks": seen.record.ranks.get(role)}
 
 
 def phase_of(process: ProcessRecord) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from baton_control.sizing.decision.explanation import OTHER_CAUSE
-from baton_local.commands.status import is_met, lane_lines, link_state, phase_of, phase_text
+from baton_local.commands.status import is_met, lane_lines, limits_text, link_state, phase_of, phase_text
 from baton_local.fleet.observation import Observation, ObservedWorker
 from baton_local.fleet.record import ProcessRecord, TargetRecord
 from baton_local.text_table import milliseconds, table
@@ -140,6 +140,7 @@ def _pool(role: str, seen: Observation) -> dict[str, object]:
         "wanted": record.wanted.get(role),
         "min": low,
         "max": high,
+        "ranks": record.ranks.get(role),
         "running": _sum(None if state is None else state.running for _, state in pairs),
         "waiting": _sum(None if state is None else state.waiting for _, state in pairs),
         "kv_used": _kv_used(pairs),
@@ -150,7 +151,7 @@ def _pool(role: str, seen: Observation) -> dict[str, object]:
 def _pool_rows(seen: Observation) -> Iterator[tuple[object, ...]]:
     for role in seen.record.roles:
         pool = _pool(role, seen)
-        limits = None if pool["min"] is None else f"{pool['min']} to {pool['max']}"
+        limits = None if pool["min"] is None else limits_text(seen.record, role)
         ready = f"{pool['ready']} of {pool['workers']}"
         used = _kv_used(_of_pool(role, seen))
         yield role, ready, pool["wanted"], limits, pool["running"], pool["waiting"], _percent(used)

@@ -21,10 +21,12 @@ from baton_control.spec.manifest import (
 )
 from baton_control.spec.tenant_fields import TENANT_KIND
 from baton_local.errors import StartError
+from baton_local.fleet.degree_check import degree_problems_of_manifest
 from baton_operator.objects.pod_policy import PodPolicy
 
 GROUP = API_VERSION.partition("/")[0]
 STANDARD_INPUT = "-"
+HERE = Path()
 FOREIGN_KINDS: Mapping[str, str] = {
     "InferenceService": "KServe's InferenceService",
     "LLMInferenceService": "KServe's LLMInferenceService",
@@ -49,7 +51,7 @@ class Checked:
 def run_validate(files: Sequence[str], pod_policy: Path | None) -> int:
     """Check the files; exit status 1 when one is refused or none has an LLMDeployment. Raises LocalError."""
     policy = None if pod_policy is None else read_policy(read_text(pod_policy), str(pod_policy))
-    outcomes = [check_text(*_text(file), policy) for file in files]
+    outcomes = [check_text(*_text(file), policy, Path(file).parent) for file in files]
     for outcome in outcomes:
         for problem in outcome.problems:
             print(f"baton: {problem}", file=sys.stderr)
@@ -82,8 +84,8 @@ def _text(file: str) -> tuple[str | ManifestError, str]:
         return error, file
 
 
-def check_text(text: str | ManifestError, name: str, policy: PodPolicy | None) -> Checked:
-    """Check all documents of one file. Pure."""
+def check_text(text: str | ManifestError, name: str, policy: PodPolicy | None, folder: Path = HERE) -> Checked:
+    """Check all documents of one file in `folder`. Reads no more than the config.json of models on this machine."""
     try:
         if isinstance(text, ManifestError):
             raise text
@@ -98,7 +100,7 @@ def check_text(text: str | ManifestError, name: str, policy: PodPolicy | None) -
         if (other := _other_kind(document)) is not None:
             notes.append(f"{place}: {other}")
             continue
-        faults = list(_faults(document, policy))
+        faults = list(_faults(document, policy, folder))
         problems += [f"{place}: {fault}" for fault in faults]
         is_tenant = _is_tenant(document)
         valid += not faults and not is_tenant
@@ -122,7 +124,7 @@ def _other_kind(document: object) -> str | None:
     return f"{shown(kind)} is not checked"
 
 
-def _faults(document: object, policy: PodPolicy | None) -> Iterator[FieldProblem]:
+def _faults(document: object, policy: PodPolicy | None, folder: Path) -> Iterator[FieldProblem]:
     try:
         if _is_tenant(document):
             parse_tenant(document)
@@ -130,6 +132,7 @@ def _faults(document: object, policy: PodPolicy | None) -> Iterator[FieldProblem
         deployment: LLMDeployment = parse_object(document)
         if policy is not None:
             policy.check(deployment)
+        yield from degree_problems_of_manifest(deployment, folder)
     except (NotAllowedError, ManifestError) as error:
         yield from error.problems
 

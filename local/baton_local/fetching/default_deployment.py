@@ -33,12 +33,17 @@ class DefaultOptions:
     dtype: str | None = None
     kv_memory: int | None = None
     """Bytes for the KV cache of each worker."""
+    prefill_degree: int | None = None
+    """Ranks of each worker, like `decode_degree`."""
+    decode_degree: int | None = None
 
-    def pool(self, workers: tuple[int, int] | None, is_on_gpu: bool) -> dict[str, object]:
+    def pool(self, workers: tuple[int, int] | None, degree: int | None, is_on_gpu: bool) -> dict[str, object]:
         """One pool as a manifest would write it."""
         pool: dict[str, object] = {"accelerator": {"resource": "nvidia.com/gpu"}} if is_on_gpu else {}
         if workers is not None:
             pool["replicas"] = {"min": workers[0], "max": workers[1]}
+        if degree is not None:
+            pool["tensorParallel"] = degree
         if self.kv_memory is not None:
             pool["engine"] = {"kvCacheMemory": str(self.kv_memory)}
         return pool
@@ -85,10 +90,10 @@ def default_deployment(
     tasks: tuple[ModelTask, ...] = (ModelTask.GENERATE,),
 ) -> LLMDeployment:
     """A deployment of one model with the defaults. Raises ManifestError for a name that no LLMDeployment can have."""
-    pools = {"prefill": options.pool(options.prefill, is_on_gpu)}
+    pools = {"prefill": options.pool(options.prefill, options.prefill_degree, is_on_gpu)}
     model: dict[str, object] = {"source": source, "servedName": served_name, "maxContextTokens": context}
     if ModelTask.GENERATE in tasks:
-        pools["decode"] = options.pool(options.decode, is_on_gpu)
+        pools["decode"] = options.pool(options.decode, options.decode_degree, is_on_gpu)
     else:
         model["tasks"] = list(tasks)
     if options.dtype is not None:

@@ -16,6 +16,7 @@ from baton_control.sizing.inputs.deployment import DEFAULT_SEQUENCES, DEFAULT_ST
 from baton_control.sizing.inputs.roofline import worker_model
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
+from baton_control.worker_specs import pool_roles, pool_spec
 from baton_local.argument_types import time_or
 from baton_local.errors import StartError
 from baton_local.fleet.run_dir import write_json
@@ -50,6 +51,12 @@ def parse_emulation(text: str, deployment: LLMDeployment) -> Emulation:
     match = FORM.fullmatch(text)
     if match is None:
         raise StartError(f"--emulate: {text!r} is not allowed: must be ACCELERATOR[xN]:MODEL[/SLOWER][@TIME]")
+    for role in pool_roles(deployment):
+        if (degree := pool_spec(deployment, role).tensor_parallel) > 1:
+            raise StartError(
+                f"--emulate: not allowed with tensorParallel {degree} of {role}, of which nothing would compute: "
+                f"emulate {degree} accelerators with {match['accelerator']}x{degree}:{match['model']}"
+            )
     accelerator, shape = accelerator_named(match["accelerator"]), shape_named(match["model"])
     count = int(match["count"] or 1)
     startup_s = DEFAULT_STARTUP_S if match["startup"] is None else _startup_s(match["startup"])

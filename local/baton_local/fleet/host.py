@@ -7,13 +7,14 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from baton_control.errors import UnsupportedError
+from baton_control.errors import ManifestError, UnsupportedError
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.spec.served_model import ModelTask
 from baton_control.worker_specs import Device, pool_spec
 from baton_engine.model.servable import CONFIG, servable_config, servable_model
 from baton_local.errors import StartError
+from baton_local.fleet.degree_check import degree_problems
 from baton_wire.listening.sockets import bind
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.models.errors import ModelError
@@ -63,8 +64,8 @@ def model_directory(deployment: LLMDeployment, manifest: Path, volumes: Mapping[
 def check_model(deployment: LLMDeployment, model: str, is_emulated: bool) -> None:
     """Check that workers can serve the model, before any process starts. `model`: the value of their --model flag.
 
-    An emulated model is never computed, so it needs a tokenizer only. Raises UnsupportedError naming the field of the
-    manifest.
+    An emulated model is never computed, so it needs a tokenizer only. Raises UnsupportedError or ManifestError, which
+    name the field of the manifest.
     """
     is_random = model.startswith(RANDOM)
     folder = Path(model.removeprefix(RANDOM)).parent if is_random else Path(model)
@@ -82,6 +83,8 @@ def check_model(deployment: LLMDeployment, model: str, is_emulated: bool) -> Non
         encoding_limits(config, () if tasks == (ModelTask.GENERATE,) else tuple(Task(task.lower()) for task in tasks))
     except ConfigError as error:
         raise UnsupportedError(TASKS_FIELD, str(error).removeprefix("argument --tasks: ")) from error
+    if problems := degree_problems(deployment, config):
+        raise ManifestError(problems)
     if deployment.spec.model.generates and not config.generates:
         raise UnsupportedError(TASKS_FIELD, "Generate: the model has no head for tokens; allowed: Embed or Rerank")
     try:

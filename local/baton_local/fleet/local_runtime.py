@@ -334,6 +334,7 @@ class LocalRuntime:
             limits={role.value: _limits(self._fleet.deployment, role) for role in roles},
             mode=str(self._scaling.mode),
             wanted={role.value: count for role, count in self._wanted.items() if role in roles},
+            ranks={role.value: pool_spec(self._fleet.deployment, role).tensor_parallel for role in roles},
             emulated=self._plan.emulation.label if self._plan.emulation else None,
             api_keys=self._plan.api_keys,
             ttft=_target(spec.slo.ttft),

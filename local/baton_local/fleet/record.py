@@ -65,6 +65,8 @@ class RunRecord(msgspec.Struct, frozen=True, rename={"processes": "posts"}):
     """The scaling mode."""
     wanted: dict[str, int] = {}
     """Desired number of workers of each pool."""
+    ranks: dict[str, int] = {}
+    """Ranks of each worker, by pool; pools without are of an older `baton up`."""
     api_keys: str | None = None
     """The file or folder with the clients' API keys; None: the gateway needs none."""
     emulated: str | None = None
@@ -74,6 +76,11 @@ class RunRecord(msgspec.Struct, frozen=True, rename={"processes": "posts"}):
     def roles(self) -> tuple[str, ...]:
         """The pools, by role: a deployment that generates nothing has no decode pool."""
         return tuple(self.limits) or tuple(role.value for role in POOL_ROLES)
+
+    def ranks_text(self, role: str) -> str:
+        """The ranks of each worker of a pool in words; empty for one."""
+        ranks = self.ranks.get(role, 1)
+        return "" if ranks == 1 else f" × {ranks} ranks"
 
 
 def read_record(run: RunDir) -> RunRecord:

@@ -207,8 +207,8 @@ def _device(pool: PoolSpec) -> Device:
 
 
 def _threads(pool: PoolSpec) -> int | None:
-    """The whole CPUs that a worker asks for; None: it asks for none or computes on an accelerator."""
+    """The whole CPUs that each rank of a worker has; None: the worker asks for none or computes on an accelerator."""
     cpu = pool.resources.cpu
     if cpu is None or pool.accelerator is not None:
         return None
-    return min(max(CPUS.count(cpu) // 1000, 1), MAX_THREADS)
+    return min(max(CPUS.count(cpu) // (1000 * pool.tensor_parallel), 1), MAX_THREADS)

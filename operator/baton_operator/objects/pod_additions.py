@@ -17,6 +17,8 @@ from baton_operator.objects.cluster import Platform
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 SHARED_MEMORY_PATH, HUGEPAGES_PATH = "/dev/shm", "/dev/hugepages"
+RANK_SHARED_MIB = 256
+"""Part of /dev/shm for each rank: libraries that ranks exchange tensors with may keep their buffers there."""
 
 
 def environment(given: PoolSpec | None, own: Mapping[str, str]) -> list[Manifest]:
@@ -34,12 +36,22 @@ def volumes(pool: PoolSpec) -> Iterator[tuple[Manifest, Manifest]]:
             yield {"name": volume.name, "persistentVolumeClaim": claim}, mount
         else:
             yield {"name": volume.name, "configMap": {"name": volume.config_map_name}}, mount
-    if pool.shared_memory is not None:
-        memory: Manifest = {"medium": "Memory", "sizeLimit": pool.shared_memory}
+    if (shared := shared_memory(pool)) is not None:
+        memory: Manifest = {"medium": "Memory", "sizeLimit": shared}
         yield {"name": "shm", "emptyDir": memory}, {"name": "shm", "mountPath": SHARED_MEMORY_PATH}
     if pool.hugepages is not None:
         pages: Manifest = {"medium": f"HugePages-{pool.hugepages.page_size}"}
         yield {"name": "hugepages", "emptyDir": pages}, {"name": "hugepages", "mountPath": HUGEPAGES_PATH}
+
+
+def shared_memory(pool: PoolSpec) -> str | None:
+    """The size of /dev/shm: what the pool names, else room for the ranks of a worker; None: the runtime's default.
+
+    It is a limit, not a reservation: what is written there counts as memory of the Pod.
+    """
+    if pool.shared_memory is not None or pool.tensor_parallel == 1:
+        return pool.shared_memory
+    return f"{pool.tensor_parallel * RANK_SHARED_MIB}Mi"
 
 
 def mount(pod: Manifest, volume: Manifest, place: Manifest) -> None:

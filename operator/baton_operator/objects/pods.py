@@ -57,7 +57,7 @@ BEFORE_STOP_S = 5
 """Seconds for which a stopping gateway keeps accepting, until load balancers have noticed."""
 PORTS = {"http": HTTP_PORT, "pair": PAIR_PORT}
 """Named ports that others may reach; the gateway's admin listener is for loopback."""
-TEMPLATE_VERSION = 7
+TEMPLATE_VERSION = 8
 """Raised when a template uses something that older images do not know, such as a new flag."""
 ROLE_VARIABLE = "BATON_ROLE"
 """Environment of a flexible worker: the role in its Pod's label when its container started."""

@@ -6,6 +6,7 @@ the newest Event about the Pod.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,6 +43,20 @@ _NO_IMAGE = frozenset(
         "SignatureValidationFailed",
     }
 )
+FIELDS_OF_FLAGS = {
+    "tensor-parallel": "tensorParallel",
+    "kv-cache-bytes": "engine.kvCacheMemory",
+    "block-tokens": "engine.blockTokens",
+    "max-sequences": "engine.maxSequences",
+    "max-step-tokens": "engine.maxStepTokens",
+    "chunk-tokens": "engine.chunkTokens",
+    "max-waiting": "engine.maxWaiting",
+    "offloaded-layers": "engine.offloadedLayers",
+    "offload-decode": "engine.offloadDecode",
+}
+"""Flags of workers, by which they refuse to start, and the fields of a pool that set them."""
+_FLAG = re.compile(f"argument --({'|'.join(FIELDS_OF_FLAGS)}):")
+_POOLS = frozenset(role.value for role in POOL_ROLES)
 _STUCK = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _CREATING = frozenset({"ContainerCreating", "PodInitializing"})
 _REFUSED_BY_NODE = ("UnexpectedAdmissionError", "OutOf", "NodeAffinity", "NodeShutdown", "Evicted", "Preempting")
@@ -153,7 +168,7 @@ def find_container_problem(status: Manifest, role: str) -> PassProblem | None:
             message = shorten(waiting.get("message"))
             return find_missing_object(message) or PassProblem("ContainerConfig", f"{reason}: {message}")
         if reason == "CrashLoopBackOff" or (integer(container.get("restartCount")) or 0) >= MANY_RESTARTS:
-            return PassProblem(_CRASH.get(role, "WorkersFail"), last_end(container))
+            return PassProblem(_CRASH.get(role, "WorkersFail"), last_end(container, role))
     return None
 
 
@@ -163,7 +178,7 @@ def _restart_problem(status: Manifest, role: str) -> PassProblem | None:
     for container in mappings(status.get("containerStatuses")):
         code = integer(_last_end(container).get("exitCode"))
         if code and role != FETCH_ROLE:
-            return PassProblem(_CRASH.get(role, "WorkersFail"), last_end(container), lasts=False)
+            return PassProblem(_CRASH.get(role, "WorkersFail"), last_end(container, role), lasts=False)
     return None
 
 
@@ -195,10 +210,14 @@ def _readiness_problem(event: ObjectEvent | None) -> PassProblem | None:
     return None
 
 
-def last_end(container: Manifest) -> str:
-    """How a crashing container ended last; the same text while the container alternates between running and waiting."""
+def last_end(container: Manifest, role: str) -> str:
+    """How a crashing container ended last; the same text while the container alternates between running and waiting.
+    What a worker says about a flag is said about the field that the flag comes from."""
     ended = _last_end(container)
-    last = " ".join(as_text(str(ended.get("message") or "")).split())[-300:]
+    last = " ".join(as_text(str(ended.get("message") or "")).split())
+    if role in _POOLS:
+        last = _FLAG.sub(lambda flag: f"spec.{role}.{FIELDS_OF_FLAGS[flag[1]]}:", last)
+    last = last[-300:]
     how = f"{ended.get('reason', 'crashes')}, exit code {ended.get('exitCode', 'unknown')}"
     return f"{how}: {last}" if last else how
 

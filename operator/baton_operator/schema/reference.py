@@ -37,7 +37,7 @@ COMING_FROM: tuple[tuple[str, str, str], ...] = (
     ("KServe", "`replicas`, `minReplicas`, `maxReplicas`", "`spec.prefill.replicas`: `{min, max}`, by pool"),
     ("KServe", "`prefill`, `worker`, `template`", "`spec.prefill`; a Pod's settings are fields, there is no template"),
     ("KServe", "`router.route`, `router.gateway`", "`spec.gateway`"),
-    ("KServe", "`parallelism.tensor`", "none yet: a worker uses one accelerator"),
+    ("KServe", "`parallelism.tensor`", "`spec.prefill.tensorParallel`; each pool has its own"),
     ("KServe", "`scaleTarget`, `scaleMetric`", "`spec.slo.ttft`, `spec.slo.tpot`: latencies in place of a metric"),
     ("Dynamo", "`services.Frontend`", "`spec.gateway`"),
     ("Dynamo", "`services.VllmPrefillWorker.replicas`", "`spec.prefill.replicas.min`"),
@@ -53,7 +53,7 @@ COMING_FROM: tuple[tuple[str, str, str], ...] = (
     ("vLLM", "`--max-num-seqs`", "`spec.prefill.engine.maxSequences`"),
     ("vLLM", "`--max-num-batched-tokens`", "`spec.prefill.engine.maxStepTokens`"),
     ("vLLM", "`--tool-call-parser`, `--reasoning-parser`", "`spec.model.toolFormat`, `spec.model.reasoningFormat`"),
-    ("vLLM", "`--tensor-parallel-size`", "none yet: a worker uses one accelerator"),
+    ("vLLM", "`--tensor-parallel-size`", "`spec.prefill.tensorParallel`; each pool has its own"),
 )
 """Fields and flags of other systems: system, its name, ours."""
 SAME_AS_PREFILL = "spec.decode"

@@ -93,7 +93,7 @@ class SessionChoice:
 
     def sent(self, request: int, prefill: PrefillWorker, decode: DecodeWorker | None) -> None:
         beginnings = self.requests[request].beginnings
-        self._of(prefill).cache.add(beginnings, prefill.model.kv_capacity_tokens - prefill.pinned_tokens)
+        self._of(prefill).cache.add(beginnings, prefill.model.prefill_capacity_tokens - prefill.pinned_tokens)
         if decode is not None:
             room = decode.model.kv_capacity_tokens - decode.kv_tokens - decode.reserved_tokens
             self._of(decode).cache.add(beginnings, max(0, room))
@@ -134,7 +134,7 @@ class SessionChoice:
             sequences=len(worker.batch) + len(worker.queue),
             held_tokens=worker.pinned_tokens,
             token_s=worker.model.prefill.per_token_s,
-            empty_tokens=max(0, worker.model.kv_capacity_tokens - worker.pinned_tokens - known.cache.tokens),
+            empty_tokens=max(0, worker.model.prefill_capacity_tokens - worker.pinned_tokens - known.cache.tokens),
         )
 
     def _view_decode(self, worker: DecodeWorker, routed: RoutedRequest) -> SimulatedWorker:

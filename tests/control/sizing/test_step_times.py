@@ -9,8 +9,14 @@ import pytest
 
 from baton_control.errors import ManifestError
 from baton_control.sizing.inputs import fitting
-from baton_control.sizing.inputs.model_shape import LLAMA_8B, LLAMA_70B, QWEN3_06B, shape_from_config
-from baton_control.sizing.inputs.roofline import balance_batch, decode_times, kv_capacity_tokens, worker_model
+from baton_control.sizing.inputs.model_shape import LLAMA_8B, LLAMA_70B, QWEN3_06B, ModelShape, shape_from_config
+from baton_control.sizing.inputs.roofline import (
+    Degrees,
+    balance_batch,
+    decode_times,
+    kv_capacity_tokens,
+    worker_model,
+)
 from baton_wire.rules.hardware import A100, H200
 from baton_wire.rules.step_times import attended_pairs
 
@@ -130,6 +136,59 @@ def test_the_roofline_is_near_what_the_own_engine_was_measured_to_take(
         else model.prefill.seconds(tokens, attended_pairs(tokens, 0))
     )
     assert predicted * 1000 == pytest.approx(measured_ms, rel=0.16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "limit_ms"),
+    [(LLAMA_8B, 1, 1.93), (LLAMA_8B, 32, 2.50), (LLAMA_8B, 128, 4.16), (LLAMA_70B, 1, 16.8), (LLAMA_70B, 32, 18.3)],
+)
+def test_two_ranks_are_above_the_limit_of_their_memory_and_links_and_below_one(
+    shape: ModelShape, batch: int, limit_ms: float
+) -> None:
+    """The limits are of 1k contexts, with the fastest all-reduce that was published for two H200s."""
+    step_s = decode_times(shape, H200, 2).seconds(batch, batch * 1024)
+    assert limit_ms < step_s * 1e3 < 1.65 * limit_ms
+    assert step_s < decode_times(shape, H200, 1).seconds(batch, batch * 1024)
+
+
+def test_each_rank_reads_and_holds_its_share_and_kv_heads_are_repeated_when_ranks_exceed_them() -> None:
+    few = replace(LLAMA_70B, kv_heads=2)
+    shares = [few.kv_share(ranks) for ranks in (1, 2, 4, 8)]
+    assert shares == [1.0, 0.5, 0.5, 0.5]
+    reads = [decode_times(few, H200, ranks).per_kv_token_s for ranks in (2, 4, 8)]
+    assert reads[0] == reads[1] == reads[2] == decode_times(few, H200, 1).per_kv_token_s / 2
+    eight = [kv_capacity_tokens(few, H200, ranks) for ranks in (2, 4, 8)]
+    assert eight[0] < eight[1] < eight[2] < 127e9 / (few.kv.of(1) / 2), "what is left by smaller shares of the weights"
+    for shape in (LLAMA_8B, LLAMA_70B, QWEN3_06B):
+        assert shape.rank_weight_bytes(1) == shape.weight_bytes
+        assert shape.rank_step_bytes(1) == shape.step_weight_bytes
+        assert shape.weight_bytes / 2 < shape.rank_weight_bytes(2) < shape.weight_bytes
+
+
+def test_pools_of_unequal_degrees_have_their_own_times_and_room() -> None:
+    both = worker_model(LLAMA_70B, H200, Degrees(2, 4))
+    two, four = (worker_model(LLAMA_70B, H200, degree) for degree in (2, 4))
+    assert (both.prefill, both.decode) == (two.prefill, four.decode)
+    assert (both.prefill_capacity_tokens, both.kv_capacity_tokens) == (two.kv_capacity_tokens, four.kv_capacity_tokens)
+    assert both.accelerators == (2, 4)
+    assert both.link_bytes_per_s == two.link_bytes_per_s, "the side with fewer ranks has fewer links"
+    observed = both.with_kv_capacity(four.kv_capacity_tokens // 2)
+    assert observed.prefill_capacity_tokens == pytest.approx(two.kv_capacity_tokens / 2, rel=1e-3)
+    assert two.with_kv_capacity(1000).prefill_capacity_tokens == 1000
+
+
+def test_an_all_reduce_takes_what_was_measured_and_straight_lines_between() -> None:
+    table = H200.all_reduce
+    assert table.seconds(1, 1e9) == 0.0
+    assert table.seconds(2, 8e3) == pytest.approx(6.3e-6)
+    assert table.seconds(2, 1) == pytest.approx(6.3e-6), "less than was measured is not faster"
+    assert table.seconds(2, 33.5e6) == pytest.approx(109e-6)
+    assert table.seconds(2, 67e6) == pytest.approx(109e-6 * 2, rel=0.05)
+    assert 7.8e-6 < table.seconds(2, 600e3) < 10.3e-6
+    assert table.seconds(3, 8e3) == table.seconds(4, 8e3)
+    assert table.seconds(16, 8e3) == table.seconds(8, 8e3)
+    fixed_s, byte_s = table.line(2, (8e3, 1e6))
+    assert fixed_s + byte_s * 1e6 == pytest.approx(10.3e-6)
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:

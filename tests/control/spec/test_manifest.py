@@ -123,7 +123,10 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     (("spec", "prefill", "replicas", "max"), 10**9, "must be an integer from 1 to 1024"),
     (("spec", "prefill", "replicas"), {"min": 3, "max": 2}, "must be at most replicas.max, which is 2"),
     (("spec", "prefill", "replicas"), [1, 2], "a list of 2 is not allowed: must be a mapping with min, max"),
-    (("spec", "prefill", "tensorParallel"), 2, "2 is not allowed: must be 1 without an accelerator"),
+    *(
+        (("spec", "prefill", "tensorParallel"), degree, f"{shown} is not allowed: must be 1, 2, 4 or 8")
+        for degree, shown in ((0, "0"), (3, "3"), (16, "16"), ("2", "'2'"), (2.0, "2.0"), (True, "true"))
+    ),
     (("spec", "prefill", "accelerator"), {"resource": "gpu"}, "must be an extended resource such as nvidia.com/gpu"),
     (("spec", "prefill", "accelerator"), {}, "accelerator.resource: must be given, or claim, and not both"),
     (("spec", "prefill", "accelerator"), {"claim": "gpu"}, "accelerator.claim: gpu is not allowed: must be a name in"),

@@ -28,7 +28,8 @@ class Watched:
 
     def __init__(self, model: Any) -> None:
         self.model, self.seen = model, list[StepRows]()
-        self.head, self.kv_groups, self.embedding = model.head, model.kv_groups, model.embedding
+        self.kv_groups, self.embedding, self.vocabulary = model.kv_groups, model.embedding, model.vocabulary
+        self.drawn_logits = model.drawn_logits
 
     def hidden_states(self, ids: torch.Tensor, rows: StepRows, pool: torch.Tensor) -> Any:
         self.seen.append(rows)

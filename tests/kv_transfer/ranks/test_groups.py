@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
+from baton_kv_transfer.decode.group import AtDecodeRank, DecodeGroup, GroupDecodeAction
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import HandoverFailed
 from baton_kv_transfer.handover import Reservation, SendTo
 from baton_kv_transfer.landing import SpanState
-from baton_kv_transfer.ranks.decode_group import AtDecodeRank, DecodeGroup, GroupDecodeAction
-from baton_kv_transfer.ranks.prefill_group import PrefillGroup
 from baton_kv_transfer.ranks.tensor_parallel import RankPeer
 from baton_testing.kv_transfer.builders import GEOMETRY
 from baton_testing.kv_transfer.decode_machine import BLOCKS, CONFIG, KEY, P1, TOKENS, UNIT
-from baton_wire.errors import UnfitPairError
-from baton_wire.kv_shape import KvGroup
 from baton_wire.messages.pair_link import Abandon, Grant, PairMessage, Reject
 from baton_wire.messages.values import Reason
 
@@ -72,10 +67,3 @@ def test_one_lost_link_ends_every_leg_and_each_span_waits_for_its_own_proof() ->
     machine.writes_ended(0, 1, 3.0)
     assert quarantined(machine) == [0, 0]
     assert machine.open_keys() == []
-
-
-@pytest.mark.parametrize("build", [DecodeGroup, PrefillGroup])
-def test_layers_with_a_window_are_refused_over_ranks(build: type[DecodeGroup] | type[PrefillGroup]) -> None:
-    windowed = replace(GEOMETRY, groups=(KvGroup(None, (0,)), KvGroup(128, (1,))))
-    with pytest.raises(UnfitPairError, match="sliding_window: 128 is not supported over several ranks"):
-        build(windowed, [], CONFIG)

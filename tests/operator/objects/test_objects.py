@@ -371,7 +371,6 @@ def test_our_labels_win_and_a_facade_leaves_replicas_to_their_owner() -> None:
     [
         ({"model__source": "file://relative"}, "spec.model.source"),
         ({"model__source": "random://relative/config.json"}, "spec.model.source"),
-        ({"prefill": {"tensorParallel": 2, "accelerator": GPU}}, "spec.prefill.tensorParallel"),
         ({"autoscaling__flips": True}, "spec.autoscaling.flips"),
     ],
 )

@@ -172,9 +172,50 @@ def test_flags_of_batons_own_and_what_is_no_flag_are_refused_by_name(name: str) 
         parse_object(manifest(decode__arguments=[{"name": name}]))
 
 
+@pytest.mark.parametrize(("degree", "shared"), [(2, "512Mi"), (4, "1024Mi"), (8, "2048Mi")])
+def test_ranks_of_a_pod_have_shared_memory_and_their_part_of_its_cpus(degree: int, shared: str) -> None:
+    fields: Json = {"decode__tensorParallel": degree, "decode__resources": {"cpu": 8, "memory": "16Gi"}}
+    pod, alone = pod_of(Role.DECODE, **fields), pod_of(Role.DECODE, **{**fields, "decode__tensorParallel": 1})
+    container, only = pod["spec"]["containers"][0], alone["spec"]["containers"][0]
+    assert f"--tensor-parallel={degree}" in container["command"]
+    assert f"--threads={8 // degree}" in container["command"]
+    assert {"name": "OMP_NUM_THREADS", "value": str(8 // degree)} in container["env"]
+    assert "--threads=8" in only["command"]
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": shared}
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    assert "shm" not in {volume["name"] for volume in alone["spec"]["volumes"]}
+    assert len(pod["spec"]["containers"]) == 1, "ranks are processes of the worker's own container"
+    assert (container["ports"], container["resources"]) == (only["ports"], only["resources"])
+    assert violations(pod["spec"]) == []
+
+
+def test_a_worker_with_fewer_cpus_than_ranks_has_one_thread_in_each() -> None:
+    container = pod_of(Role.DECODE, decode__tensorParallel=8, decode__resources={"cpu": 2})["spec"]["containers"][0]
+    assert "--threads=1" in container["command"]
+
+
+def test_each_rank_has_an_accelerator_of_its_own_once_workers_have_ranks_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus: Json = {"decode__accelerator": {"resource": "nvidia.com/gpu", "with": {"rdma/ib": 1}}}
+    with pytest.raises(ManifestError, match="must be 1 with an accelerator: several ranks compute on CPUs only"):
+        pod_of(Role.DECODE, **gpus, decode__tensorParallel=2)
+    monkeypatch.setattr("baton_control.spec.tensor_parallel.RANKS_ON_ACCELERATORS", True)
+    pod = pod_of(Role.DECODE, **gpus, decode__tensorParallel=2)
+    for amounts in pod["spec"]["containers"][0]["resources"].values():
+        assert amounts == {"nvidia.com/gpu": "2", "rdma/ib": "1"}, "what is `with` it counts for the worker"
+    assert violations(pod["spec"]) == []
+
+
+def test_a_named_size_of_shared_memory_wins_over_that_for_ranks() -> None:
+    pod = pod_of(Role.DECODE, decode__tensorParallel=2, decode__sharedMemory="3Gi")
+    sizes = [volume["emptyDir"]["sizeLimit"] for volume in pod["spec"]["volumes"] if volume["name"] == "shm"]
+    assert sizes == ["3Gi"]
+
+
 def test_every_flag_that_baton_sets_is_reserved() -> None:
     """So that no argument of a tenant can stand beside one of Baton's and win."""
     full: Json = {**PVC, **OPTIONS, "kvTransfer__minBandwidth": "1GB/s", "model__quantization": "auto"}
+    full |= {"prefill__tensorParallel": 2, "decode__tensorParallel": 2}
     for role in (Role.PREFILL, Role.DECODE):
         container = pod_of(role, **full)["spec"]["containers"][0]
         argv = [*container["command"], *container["args"]]

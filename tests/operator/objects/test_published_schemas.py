@@ -72,6 +72,7 @@ EVERY = {
             "serviceAccountAnnotations": {"iam.example.com/role": "reader"},
         },
     },
+    "prefill": {"tensorParallel": 2},
     "decode": {
         "replicas": {"min": 1, "max": 4},
         "tensorParallel": 1,

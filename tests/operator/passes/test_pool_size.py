@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from baton_control.sizing.decision.scaling import Sized
 from baton_control.spec.api import LLMDeployment, ScalingMode
+from baton_control.worker_specs import pool_spec
 from baton_operator.passes.pool_size import SCALER, Facade, is_foreign, last_sizes, plan_pools
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -126,10 +127,16 @@ def test_the_budget_takes_from_the_pool_with_most_to_spare() -> None:
 def test_the_budget_holds_unless_the_minimum_forbids_it(p: int, d: int, budget: int, low: int, width: int) -> None:
     gpu, bounds = {"resource": "nvidia.com/gpu"}, {"min": 1, "max": 20}
     one = deployment(
-        prefill={"replicas": bounds, "accelerator": gpu, "tensorParallel": low},
-        decode={"replicas": bounds, "accelerator": gpu, "tensorParallel": width},
+        prefill={"replicas": bounds, "accelerator": gpu},
+        decode={"replicas": bounds, "accelerator": gpu},
         autoscaling={"mode": "Off", "budget": {"maxAccelerators": max(budget, low + width)}},
     )
+    degrees = {"prefill": low, "decode": width}  # those of workers whose ranks compute on accelerators
+    pools = {
+        role.value: pool_spec(one, role).model_copy(update={"tensor_parallel": degrees[role.value]})
+        for role in POOL_ROLES
+    }
+    one = one.model_copy(update={"spec": one.spec.model_copy(update=pools)})
     asked = {P: max(p, 1), D: max(d, 1)}
     left = fitting(one, asked)
     assert all(1 <= left[role] <= asked[role] for role in POOL_ROLES)

@@ -263,7 +263,8 @@ def test_every_field_has_another_value_here() -> None:
 @pytest.mark.parametrize("path", sorted(path for path, value in VALUES.items() if value is not None))
 def test_a_field_that_a_template_is_rendered_from_is_among_its_inputs(path: str) -> None:
     """Otherwise an edit of it would never reach the Pods. The contrary would only roll without need."""
-    pool = {**GPU, "replicas": {"min": 1, "max": 4}}
+    is_degree = path.endswith("tensorParallel")  # which has one value alone with an accelerator
+    pool = {**({} if is_degree else GPU), "replicas": {"min": 1, "max": 4}}
     targets = {name: {"target": "500ms", "percentile": 95.0} for name in ("ttft", "tpot")}
     base = {"prefill": pool, "decode": pool, "slo": targets}
     before = build_deployment(**json.loads(json.dumps(base)))
@@ -308,3 +309,18 @@ def test_flips_begin_with_images_that_know_them_and_end_without_others() -> None
     assert after.worker_image == new.worker_image
     assert templates(after)[Role.PREFILL] != templates(after)[Role.DECODE]
     assert current_record(build_deployment(), old, "", [*records, store(after, 3)]) == after
+
+
+def test_an_edited_degree_rolls_its_pool_alone_to_images_that_have_ranks() -> None:
+    first = current_record(build_deployment(), OLD, "", ())
+    edited = current_record(build_deployment(decode__tensorParallel=2), NEW, "", [store(first)])
+    assert edited.rendered[Role.PREFILL] == first.rendered[Role.PREFILL]
+    assert templates(edited)[Role.DECODE] != templates(first)[Role.DECODE]
+    assert edited.rendered[Role.DECODE].revision.fit == first.rendered[Role.DECODE].revision.fit, "old and new may pair"
+    older = replace(first, version=TEMPLATE_VERSION - 1)
+    assert current_record(build_deployment(), NEW, "", [store(older)]) == older, "the upgrade alone restarts nothing"
+    moved = current_record(build_deployment(decode__tensorParallel=2), NEW, "", [store(older)])
+    assert moved.worker_image == NEW.worker_image, "images of before have no ranks"
+    back = [store(older), store(moved, 2)]
+    whole = current_record(build_deployment(), NEW, "", back)
+    assert "tensor-parallel" not in json.dumps(whole.rendered[Role.DECODE].pod)

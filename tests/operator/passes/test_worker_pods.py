@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from baton_control.spec.pod_options import RESERVED_ARGUMENTS
+from baton_operator.passes.pod_problems import FIELDS_OF_FLAGS
 from baton_operator.passes.worker_pods import (
     PodCounts,
     Readiness,
@@ -65,6 +67,19 @@ def test_a_crash_keeps_its_words_while_the_container_waits_and_tries() -> None:
     ended["lastState"]["terminated"]["message"] = f"{line}\n"
     assert only(pod(ready=False, containerStatuses=[waits])).failure.endswith("3: t ERROR baton no such model")
     assert only(pod(ready=True, containerStatuses=[tries])).failure == "", "it has come up"
+
+
+def test_a_flag_that_a_worker_refuses_is_named_by_its_field() -> None:
+    said = "baton_decode_worker: argument --tensor-parallel: 8 is not supported: 2 KV heads; allowed: 1, 2"
+    ended = {"lastState": {"terminated": {"exitCode": 2, "reason": "Error", "message": said}}}
+    waits = {"restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, **ended}
+    failure = only(pod(ready=False, role="decode", containerStatuses=[waits])).failure
+    assert failure.endswith("spec.decode.tensorParallel: 8 is not supported: 2 KV heads; allowed: 1, 2")
+    said = said.replace("--tensor-parallel", "--threads")
+    ended["lastState"]["terminated"]["message"] = said
+    other = only(pod(ready=False, role="decode", containerStatuses=[waits])).failure
+    assert other.endswith(said), "a flag without a field stays what it is"
+    assert set(FIELDS_OF_FLAGS) <= set(RESERVED_ARGUMENTS)
 
 
 def placed(number: int, started: str | None, restarts: int = 0, role: str = "decode") -> WorkerPod:

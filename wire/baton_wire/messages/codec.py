@@ -98,10 +98,19 @@ def _refused(raw: object, union: Any, error: Exception) -> BadMessageError:
         return BadMessageError(f"frame: {error}"[:_MAX_ERROR_CHARS])
     assert isinstance(raw, list)
     fields = dict(zip(kind.__struct_fields__, raw[1:], strict=False))
+    if "request" not in fields and isinstance(inner := fields.get("message"), list):
+        fields = _fields_inside(kind, inner)
     request, attempt = part_of(fields.get("request"), RequestId), part_of(fields.get("attempt"), Attempt)
     refusal = BadFieldsError(_described(kind, error), kind.__name__, request, attempt)
     refusal.fields = raw
     return refusal
+
+
+def _fields_inside(kind: type[msgspec.Struct], raw: list[object]) -> dict[str, object]:
+    """The fields of the message that a message of this kind carries; none where its type is not known."""
+    carried = next((field.type for field in msgspec.structs.fields(kind) if field.name == "message"), None)
+    inner = _by_tag(carried).get(raw[0]) if raw and type(raw[0]) is int else None
+    return {} if inner is None else dict(zip(inner.__struct_fields__, raw[1:], strict=False))
 
 
 @functools.cache

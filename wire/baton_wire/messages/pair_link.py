@@ -1,6 +1,7 @@
 """Messages between a prefill worker P and a decode worker D: one authenticated control link per pair, dialled by P.
 
 P → D: PairHello, Standing, Seal, Abandon, Heartbeat. D → P: PairHello, Grant, Wait, Reject, Done, Heartbeat.
+Where a side has several ranks, all messages about hand-overs are inside an `AtRanks`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ TransferId = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 Offset = Annotated[int, Meta(ge=0, lt=1 << 48)]
 Length = Annotated[int, Meta(ge=0, lt=1 << 48)]
 
+MAX_RANKS = 64
+Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 MAX_SPANS = 64
 MAX_LAYER_GROUPS = 256
 MAX_CHECKSUM_BYTES = 3 << 20
@@ -64,9 +67,10 @@ class PairHello(Message, frozen=True, tag=1):
     fingerprint: PairFingerprint
     block_tokens: Annotated[int, Meta(ge=1, le=4_096)]
     """The negotiated unit is the smaller of the two; the larger must be a multiple of it."""
-    tensor_parallel: Annotated[int, Meta(ge=1, le=64)]
+    tensor_parallel: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+    """Number of the worker's ranks."""
     landing_bytes: Length
-    """Size of the landing region; 0 on a prefill worker."""
+    """Size of the landing region, those of all ranks one after the other; 0 on a prefill worker."""
     transports: Annotated[tuple[Annotated[str, Meta(max_length=16)], ...], Meta(min_length=1, max_length=8)]
     """Names of the transports this side can use, best first."""
     descriptor: Annotated[bytes, Meta(max_length=1 << 16)]
@@ -152,4 +156,24 @@ class Standing(Message, frozen=True, tag=9):
     groups: Annotated[int, Meta(ge=1, le=MAX_LAYER_GROUPS)]
 
 
-PairMessage = PairHello | Grant | Wait | Reject | Seal | Abandon | Done | Heartbeat | Standing
+LegMessage = Grant | Wait | Reject | Seal | Abandon | Done | Standing
+
+
+class AtRanks(Message, frozen=True, tag=10):
+    """A message about one leg: the heads that a rank of P sends to a rank of D. Between workers of one rank each there
+    is none of these."""
+
+    prefill_rank: Rank
+    decode_rank: Rank
+    message: LegMessage
+
+    @property
+    def request(self) -> bytes:
+        return self.message.request
+
+    @property
+    def attempt(self) -> int:
+        return self.message.attempt
+
+
+PairMessage = PairHello | Grant | Wait | Reject | Seal | Abandon | Done | Heartbeat | Standing | AtRanks

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from baton_wire.rules.all_reduce import NVLINK_3, NVLINK_4, SHARED_MEMORY, AllReduceTimes
+
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
@@ -29,10 +31,8 @@ class Accelerator:
     """Share of the memory that weights and KV may take together."""
     link_bytes_per_s: float = 50e9
     """KV from one prefill worker to a decode worker (one 400 Gb/s NIC)."""
-    collective_bytes_per_s: float = 300e9
-    """All-reduce between the ranks of one worker."""
-    collective_s: float = 10e-6
-    """Latency of one all-reduce; assumed, not measured."""
+    all_reduce: AllReduceTimes = NVLINK_4
+    """Adding up the tensors of a worker's ranks."""
     prefill_step_s: float = 3e-3
     """Per prefill step, whatever its size: launch, sampling, messages."""
     decode_step_s: float = 0.6e-3
@@ -66,6 +66,7 @@ A100 = Accelerator(
     kv_bytes_per_s=1.75e12,
     memory_bytes=80e9,
     link_bytes_per_s=25e9,
+    all_reduce=NVLINK_3,
     cost_per_hour=1.5,
 )
 CPU = Accelerator(
@@ -76,6 +77,7 @@ CPU = Accelerator(
     kv_bytes_per_s=4e9,
     memory_bytes=32e9,
     link_bytes_per_s=1e9,
+    all_reduce=SHARED_MEMORY,
     prefill_step_s=2e-3,
     decode_step_s=2e-3,
     cost_per_hour=0.05,

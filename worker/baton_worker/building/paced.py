@@ -180,7 +180,8 @@ def build(config: WorkerConfig, times: PacedTimes, observe: Callable[[int, StepL
     runner = PacedRunner(times, config.max_sequences, vocabulary)
     return EngineParts(
         bundle=bundle,
-        pool=pool,
+        geometry=geometry,
+        pools=[pool],
         landing_bytes=landing if config.lands else 0,
         scheduler=scheduler,
         stepper=Stepper(scheduler, runner, observe),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton_engine.grammars.row_masks import RowMasks
@@ -13,6 +13,7 @@ from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_kernels.ahead.kernel_folder import CompiledHere
+from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.encoding import EncodingLimits
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.hardware import Peak
@@ -41,7 +42,10 @@ class EngineParts:
     """A built engine with its limits and measures; it knows nothing of links."""
 
     bundle: TokenizerBundle
-    pool: KvPool
+    geometry: KvGeometry
+    """The shape of the worker's KV, with all heads of the model."""
+    pools: Sequence[KvPool]
+    """The pool of each rank, with the rank's heads; blocks are numbered alike in all."""
     landing_bytes: int
     """Memory for arriving KV besides the pool; 0 where none arrives."""
     scheduler: Scheduler
@@ -59,6 +63,15 @@ class EngineParts:
     """Seconds that each part of the start took, in order."""
     kernels: CompiledHere | None = None
     """None where none are compiled (CPUs, paced)."""
+    watch_loss: Callable[[Callable[[BaseException], None]], None] = field(default=lambda on_lost: None)
+    """Call a function, from any thread, when a rank is lost; a worker of one rank has none to lose."""
+    close: Callable[[], None] = field(default=lambda: None)
+    """End what the engine runs besides this process. Nothing uses the engine any more."""
+
+    @property
+    def pool(self) -> KvPool:
+        """The first rank's pool."""
+        return self.pools[0]
 
 
 def scheduler_of(

@@ -102,7 +102,7 @@ def prompt_logprobs(event: PromptScored, key: RequestKey) -> Iterator[PromptLogp
 
 def token_blocks(config: WorkerConfig, parts: EngineParts) -> Callable[[int], int]:
     """The conversion from blocks of the pool to blocks as gateways count them: of tokens, in all groups of layers."""
-    geometry, context = parts.pool.geometry, parts.limits.max_context_tokens
+    geometry, context = parts.geometry, parts.limits.max_context_tokens
     keeps_all = config.hands_over
     return lambda blocks: geometry.token_blocks(blocks, context, keeps_all=keeps_all)
 
@@ -147,7 +147,7 @@ def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int
         max_context_tokens=parts.limits.max_context_tokens,
         max_choices=parts.limits.max_choices,
         max_sequences=parts.scheduler.config.max_slots,
-        block_tokens=parts.pool.geometry.block_tokens,
+        block_tokens=parts.geometry.block_tokens,
         blocks_total=token_blocks(config, parts)(parts.pool.num_blocks),
         bundle_hash=parts.bundle.sha256,
         bundle_bytes=len(parts.bundle.data),
@@ -175,8 +175,8 @@ def state_view(
         revision=config.template_hash,
         blocks_total=parts.pool.num_blocks,
         blocks_free=stats.blocks_free + stats.blocks_cached,
-        block_tokens=parts.pool.geometry.block_tokens,
-        block_bytes=parts.pool.geometry.block_bytes,
+        block_tokens=parts.geometry.block_tokens,
+        block_bytes=sum(pool.geometry.block_bytes for pool in parts.pools),
         running=stats.running,
         waiting=stats.waiting,
         waiting_tokens=stats.waiting_tokens,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from baton_engine.collectives.collective import RankLostError
 from baton_engine.memory.place_journal import PlaceChanges
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.events import SchedulerEvent, SequenceSpec
@@ -162,6 +163,8 @@ class EngineThread:
         try:
             while self._turn():
                 pass
+        except RankLostError as error:  # the process's last line names the rank
+            self._on_crash(error)
         except BaseException as error:
             log.exception("engine loop failed")
             self._on_crash(error)

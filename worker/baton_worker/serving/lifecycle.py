@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
+from baton_engine.collectives.collective import RankLostError
 from baton_engine.scheduling.events import SchedulerEvent
 from baton_engine.scheduling.step_load import StepLoad
 from baton_wire.errors import AuthenticationError, BadFieldsError
@@ -23,7 +24,7 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import Hello, WorkerState
 from baton_wire.messages.values import Grammar, RequestKey, Role
-from baton_worker.building import engine, paced
+from baton_worker.building import engine, paced, ranked_engine
 from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
@@ -170,9 +171,9 @@ class Worker:
         self._service.token_blocks = token_blocks(config, parts)
         self._metrics.watch(lambda: self._engine.snapshot, self._role.transfer_view)
         if config.metrics_compat == "vllm":
-            pool, name = parts.pool, config.served_name
+            blocks, name = parts.pool.num_blocks, config.served_name
             self._metrics.watch_under_vllm_names(
-                VllmNames(name, pool.num_blocks, pool.geometry.block_tokens, lambda: self._engine.snapshot)
+                VllmNames(name, blocks, parts.geometry.block_tokens, lambda: self._engine.snapshot)
             )
         self._links = GatewayLinks(
             self._introduce,
@@ -188,6 +189,8 @@ class Worker:
         self._resources = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        self._resources.callback(self._parts.close)
+        self._parts.watch_loss(self._end_crashed)
         if (masks := self._parts.masks) is not None:
             self._metrics.watch_grammars(masks)
             masks.compiler.on_ready = self._engine.look
@@ -312,11 +315,16 @@ async def _build_engine(
     config: WorkerConfig, stop: process.Stop, observe_step: Callable[[int, StepLoad, float], None]
 ) -> EngineParts | None:
     """The engine, with the seconds of each stage of the start so far; None when a stop was asked for while an
-    emulated start-up lasted."""
+    emulated start-up lasted, and when a rank was lost."""
     imports_s, began_s = process.age_s(), time.monotonic()
     if config.paced is None:
-        parts = await asyncio.to_thread(engine.build, config, observe_step)
-        shape, pool = parts.pool.geometry, parts.pool
+        build = engine.build if config.tensor_parallel == 1 else ranked_engine.build
+        try:
+            parts = await asyncio.to_thread(build, config, observe_step)
+        except RankLostError as error:
+            stop.on_crash(error)
+            return None
+        shape, pool = parts.geometry, parts.pool
         log.info("%d blocks of %d tokens, %d landing bytes", pool.num_blocks, shape.block_tokens, parts.landing_bytes)
     else:
         times = paced.read_times(config.paced)

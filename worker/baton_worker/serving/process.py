@@ -13,10 +13,13 @@ import logging
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
+from baton_engine.collectives.collective import RankLostError
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import TransferError
 from baton_wire.listening.bounded_server import BoundedServer, Handle
@@ -45,6 +48,9 @@ LEAVE_S = 2.0
 read it. A worker that refused at once could be the last of its revision for a request whose client has the first
 token."""
 
+RANK_LOST_S = 0.5
+"""Time to take the process down in good order after a rank was lost. Peers learn of its end by their sockets anyway."""
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 Serve = Callable[[WorkerConfig, "Stop"], Awaitable[None]]
@@ -57,6 +63,8 @@ class Stop:
         self.draining = asyncio.Event()
         self.now = asyncio.Event()
         self.crash: BaseException | None = None
+        self._last_resort: threading.Timer | None = None
+        """Ends a process that has lost a rank, whatever its loops wait for."""
 
     def on_signal(self) -> None:
         if self.draining.is_set():
@@ -64,10 +72,20 @@ class Stop:
         self.draining.set()
 
     def on_crash(self, error: BaseException) -> None:
-        """The engine or transfer thread died: end at once, with a failing status."""
+        """The engine or transfer thread died, or a rank was lost: end at once, with a failing status."""
+        if isinstance(error, RankLostError) and self._last_resort is None:
+            self._last_resort = threading.Timer(RANK_LOST_S, _end_lost, (error,))
+            self._last_resort.daemon = True
+            self._last_resort.start()
         self.crash = error
         self.draining.set()
         self.now.set()
+
+    def end_lost(self, error: RankLostError) -> NoReturn:
+        """End the process, taken down in good order, because a rank was lost."""
+        if self._last_resort is not None:
+            self._last_resort.cancel()
+        _end_lost(error)
 
     async def until(self, holds: Callable[[], bool], limit_s: float) -> bool:
         """Wait for `holds`, at most `limit_s` and until an immediate end is asked for. Returns whether it came true."""
@@ -76,6 +94,12 @@ class Stop:
                 while not holds() and not self.now.is_set():  # noqa: ASYNC110 - three threads, no event
                     await asyncio.sleep(DRAIN_POLL_S)
         return holds()
+
+
+def _end_lost(error: RankLostError) -> NoReturn:
+    """End the process at once. Its last line names the rank and the cause: supervisors show that line."""
+    log.error("stopped because a rank was lost: %s", error)
+    os._exit(1)
 
 
 def run(role: Role | None, argv: Sequence[str], serve: Serve) -> int:
@@ -110,6 +134,8 @@ async def _run(config: WorkerConfig, serve: Serve) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     await serve(config, stop)
     if stop.crash is not None:
+        if isinstance(stop.crash, RankLostError):
+            stop.end_lost(stop.crash)
         log.error("stopped because a thread failed: %s", stop.crash)
         return 1
     return 0

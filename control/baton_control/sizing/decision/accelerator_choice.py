@@ -139,7 +139,7 @@ class TypeComparison:
             prior = self._prior(in_force(known.deployment, chosen), known.config)
             own = self._prior(known.deployment, known.config)
             capacity = prior.kv_capacity_tokens * state.model.kv_capacity_tokens / own.kv_capacity_tokens
-            model = believed_worker(state, replace(prior, kv_capacity_tokens=int(capacity)))
+            model = believed_worker(state, prior.with_kv_capacity(int(capacity)))
             self._sizers[role, name] = SimulatedSizer(
                 model, known.spec.targets, state.sizer.prefix_affinity, state.sizer.max_workers
             )

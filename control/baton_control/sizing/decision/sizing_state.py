@@ -114,8 +114,8 @@ def with_kv_capacity(spec: SizingSpec, state: SizingState, kv_capacity_tokens: i
     """The state with the KV room that workers really have."""
     if state.model.kv_capacity_tokens == kv_capacity_tokens:
         return state
-    prior = replace(state.prior, kv_capacity_tokens=kv_capacity_tokens)
-    return _with_model(spec, replace(state, prior=prior), replace(state.model, kv_capacity_tokens=kv_capacity_tokens))
+    prior, model = (of.with_kv_capacity(kv_capacity_tokens) for of in (state.prior, state.model))
+    return _with_model(spec, replace(state, prior=prior), model)
 
 
 def save(state: SizingState, now: float, epoch_s: float) -> str:

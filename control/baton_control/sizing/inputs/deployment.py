@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from baton_control.errors import ManifestError
 from baton_control.sizing.inputs.model_shape import LLAMA_8B, ModelShape, shape_from_config
-from baton_control.sizing.inputs.roofline import decode_times, prefill_times, worker_model
+from baton_control.sizing.inputs.roofline import Degrees, prefill_times, worker_model
 from baton_control.sizing.inputs.sizing_spec import Bounds, Schedule, SizingSpec, Targets
 from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment, ScheduleSpec
@@ -74,18 +74,17 @@ def worker_of_shape(
     spec = deployment.spec
     context = spec.model.max_context_tokens
     prefill, decode = (accelerator or _hardware(pool) for pool in (spec.prefill, spec.decode))
+    degrees = Degrees(spec.prefill.tensor_parallel, spec.decode.tensor_parallel)
     try:
-        model = worker_model(shape, decode, spec.decode.tensor_parallel, context_tokens=context)
+        model = worker_model(shape, decode, degrees, context_tokens=context)
     except ManifestError:  # too large for the accelerator that is assumed, so it must be a larger one
         roomy = replace(decode, memory_bytes=4.0 * shape.weight_bytes)
-        model = worker_model(shape, roomy, context_tokens=context)
+        model = worker_model(shape, roomy, degrees, context_tokens=context)
     return replace(
         model,
-        prefill=prefill_times(shape, prefill, spec.prefill.tensor_parallel, context),
-        decode=decode_times(shape, decode, spec.decode.tensor_parallel, context),
+        prefill=prefill_times(shape, prefill, degrees.prefill, context),
         max_sequences=spec.decode.engine.max_sequences or DEFAULT_SEQUENCES,
         max_step_tokens=spec.prefill.engine.max_step_tokens or DEFAULT_STEP_TOKENS,
-        accelerators=(spec.prefill.tensor_parallel, spec.decode.tensor_parallel),
     )
 
 

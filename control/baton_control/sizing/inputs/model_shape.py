@@ -81,6 +81,33 @@ class ModelShape:
         """Bytes of the weights that a decode step reads. A full batch reads every expert, so any batch is taken to."""
         return self._layers_bytes + self.embedding_parameters * self.element_bytes
 
+    def kv_share(self, ranks: int) -> float:
+        """The part of the model's K and V that each of `ranks` ranks holds and reads. With fewer heads than ranks, each
+        has one head, and several have the same."""
+        return max(1.0 / ranks, 1.0 / self.kv_heads)
+
+    def rank_weight_bytes(self, ranks: int) -> float:
+        """Bytes of the weights in the memory of one rank: its share of the layers and of the head, all embeddings."""
+        embeddings = self.embedding_parameters * self.element_bytes
+        return self._rank_layers_bytes(ranks) + embeddings * (1.0 if self.tied_embeddings else 1.0 + 1.0 / ranks)
+
+    def rank_step_bytes(self, ranks: int) -> float:
+        """Bytes of the weights that one rank reads in a decode step."""
+        return self._rank_layers_bytes(ranks) + self.embedding_parameters * self.element_bytes / ranks
+
+    def _rank_layers_bytes(self, ranks: int) -> float:
+        """The rank's share of the layers, with the projections of the KV heads that it holds."""
+        kv_projections = 2 * self.kv_heads * self.head_dim * self.hidden * self.layers
+        kv_bytes = kv_projections * (self.layer_weight_bytes or self.element_bytes)
+        return (self._layers_bytes - kv_bytes) / ranks + kv_bytes * self.kv_share(ranks)
+
+    def admits(self, ranks: int) -> bool:
+        """True if heads and inner sizes can be shared out over that many ranks. Blocks of quantised weights, which a
+        shape does not know, may forbid it all the same."""
+        sizes = (self.heads, self.feed_forward, self.expert_inner)
+        has_kv = self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0
+        return has_kv and all(size % ranks == 0 for size in sizes)
+
     @property
     def _layers_bytes(self) -> float:
         return self._layer_parameters(self.experts) * (self.layer_weight_bytes or self.element_bytes)

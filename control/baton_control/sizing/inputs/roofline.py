@@ -5,6 +5,8 @@ Sources of the formulas: docs/sizing.md#step-times. Checked there against measur
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from baton_control.errors import FieldProblem, ManifestError
 from baton_control.sizing.inputs.model_shape import ModelShape
 from baton_control.sizing.inputs.worker_model import WorkerModel
@@ -13,32 +15,46 @@ from baton_wire.rules.step_times import DecodeTimes, PrefillTimes
 
 KNEE_SHARE = 0.75
 """Products slow down before the batch where compute meets bandwidth: measured knee 135 where the quotient is 178."""
+DECODE_ROWS = (1, 128)
+"""Rows of a step between which all-reduces are taken to grow on a straight line, in decode and in prefill steps."""
+PREFILL_ROWS = (256, 4096)
+
+
+class Degrees(NamedTuple):
+    """The ranks of a prefill worker and of a decode worker."""
+
+    prefill: int
+    decode: int
 
 
 def worker_model(
     shape: ModelShape,
     accelerator: Accelerator,
-    tensor_parallel: int = 1,
+    tensor_parallel: int | Degrees = 1,
     max_sequences: int = 512,
     max_step_tokens: int = 8192,
     context_tokens: int | None = None,
 ) -> WorkerModel:
-    """A worker of `tensor_parallel` accelerators. Raises ManifestError when the weights leave no room for KV.
+    """Workers of `tensor_parallel` ranks, each on an accelerator. Raises ManifestError when the weights leave no room
+    for KV.
 
     `context_tokens`: length of the sequences that it serves, None the model's longest. Layers with a window keep and
     read as much as sequences of that length have of it.
     """
     context = shape.max_context_tokens if context_tokens is None else context_tokens
+    degrees = tensor_parallel if isinstance(tensor_parallel, Degrees) else Degrees(tensor_parallel, tensor_parallel)
+    capacities = [kv_capacity_tokens(shape, accelerator, ranks, context) for ranks in degrees]
     return WorkerModel(
-        prefill=prefill_times(shape, accelerator, tensor_parallel, context),
-        decode=decode_times(shape, accelerator, tensor_parallel, context),
-        kv_capacity_tokens=kv_capacity_tokens(shape, accelerator, tensor_parallel, context),
+        prefill=prefill_times(shape, accelerator, degrees.prefill, context),
+        decode=decode_times(shape, accelerator, degrees.decode, context),
+        kv_capacity_tokens=capacities[1],
         max_sequences=max_sequences,
         max_step_tokens=max_step_tokens,
         kv=shape.kv,
-        link_bytes_per_s=accelerator.link_bytes_per_s * tensor_parallel,
+        link_bytes_per_s=accelerator.link_bytes_per_s * min(degrees),
         layers=shape.layers,
-        accelerators=(tensor_parallel, tensor_parallel),
+        accelerators=degrees,
+        prefill_kv_tokens=None if degrees.prefill == degrees.decode else capacities[0],
     )
 
 
@@ -52,27 +68,29 @@ def prefill_times(
     dense = 2.0 * shape.block_parameters / (accelerator.dense_flops * tensor_parallel)
     full, seen = shape.attending((context_tokens or shape.max_context_tokens) / 2)
     attention = 4.0 * shape.heads * shape.head_dim / (accelerator.attention_flops * tensor_parallel)
-    per_token = dense + seen * attention + _reduce_s(shape, accelerator, tensor_parallel)
-    return PrefillTimes(accelerator.prefill_step_s, per_token, full * attention)
+    reduce_s, reduce_token_s = _reduce_s(shape, accelerator, tensor_parallel, PREFILL_ROWS)
+    return PrefillTimes(
+        accelerator.prefill_step_s + reduce_s, dense + seen * attention + reduce_token_s, full * attention
+    )
 
 
 def decode_times(
     shape: ModelShape, accelerator: Accelerator, tensor_parallel: int, context_tokens: int | None = None
 ) -> DecodeTimes:
-    """Weights once per step; per sequence 2 FLOP per parameter, mostly hidden behind them below the knee.
+    """Weights once per step; per sequence 2 FLOP per parameter, mostly hidden behind them below the knee. Each rank
+    reads its own share.
 
     What is read of layers with a window counts with the sequence.
     """
-    kv_rate = accelerator.kv_bytes_per_s * tensor_parallel
     _, seen = shape.attending(context_tokens or shape.max_context_tokens)
     full, _ = shape.attending(0)
-    of_layer = shape.kv_layer_bytes / kv_rate
-    weights = shape.step_weight_bytes / (accelerator.weight_bytes_per_s * tensor_parallel)
+    of_layer = shape.kv_layer_bytes * shape.kv_share(tensor_parallel) / accelerator.kv_bytes_per_s
+    weights = shape.rank_step_bytes(tensor_parallel) / accelerator.weight_bytes_per_s
     compute = 2.0 * shape.step_parameters / (accelerator.dense_flops * tensor_parallel)
-    latency = 2 * shape.layers * accelerator.collective_s if tensor_parallel > 1 else 0.0
+    reduce_s, reduce_row_s = _reduce_s(shape, accelerator, tensor_parallel, DECODE_ROWS)
     return DecodeTimes(
-        fixed_s=weights + accelerator.decode_step_s + latency,
-        per_sequence_s=0.25 * compute + seen * of_layer + _reduce_s(shape, accelerator, tensor_parallel),
+        fixed_s=weights + accelerator.decode_step_s + reduce_s,
+        per_sequence_s=0.25 * compute + seen * of_layer + reduce_row_s,
         over_knee_s=0.75 * compute,
         per_kv_token_s=full * of_layer,
         knee=KNEE_SHARE * balance_batch(shape, accelerator),
@@ -88,25 +106,28 @@ def balance_batch(shape: ModelShape, accelerator: Accelerator) -> float:
 def kv_capacity_tokens(
     shape: ModelShape, accelerator: Accelerator, tensor_parallel: int, context_tokens: int | None = None
 ) -> int:
-    """Tokens of KV that fit next to the weights, in sequences of that length."""
+    """Tokens of KV that fit next to the weights, in sequences of that length: as many as each rank has room for."""
     context = context_tokens or shape.max_context_tokens
-    usable = accelerator.memory_bytes * accelerator.memory_share * tensor_parallel
-    room = usable - shape.weight_bytes
-    if room < shape.kv.of(1024):
+    usable, share = accelerator.memory_bytes * accelerator.memory_share, shape.kv_share(tensor_parallel)
+    room = usable - shape.rank_weight_bytes(tensor_parallel)
+    if room < shape.kv.of(1024) * share:
         bits = 8 * (shape.layer_weight_bytes or shape.element_bytes)
         count = "one" if tensor_parallel == 1 else str(tensor_parallel)
         message = (
             f"{shape.name} needs {shape.weight_bytes / 1e9:,.0f} GB for its weights in {bits:.2g} bits; "
-            f"{count} {accelerator.name} {'has' if tensor_parallel == 1 else 'have'} {usable / 1e9:,.0f} GB "
-            f"for weights and KV"
+            f"{count} {accelerator.name} {'has' if tensor_parallel == 1 else 'have'} "
+            f"{usable * tensor_parallel / 1e9:,.0f} GB for weights and KV"
         )
         raise ManifestError((FieldProblem("tensorParallel", message),))
-    return int(room / shape.kv.of(context) * context)
+    return int(room / (shape.kv.of(context) * share) * context)
 
 
-def _reduce_s(shape: ModelShape, accelerator: Accelerator, tensor_parallel: int) -> float:
-    """Two ring all-reduces per layer and token: each rank sends 2 · (n - 1) / n of a hidden vector."""
+def _reduce_s(
+    shape: ModelShape, accelerator: Accelerator, tensor_parallel: int, rows: tuple[int, int]
+) -> tuple[float, float]:
+    """(seconds of a step, seconds of a row) for two all-reduces of a hidden vector in each layer."""
+    row_bytes = shape.hidden * shape.element_bytes
     if tensor_parallel == 1:
-        return 0.0
-    share = 2.0 * (tensor_parallel - 1) / tensor_parallel
-    return 2 * shape.layers * shape.hidden * shape.element_bytes * share / accelerator.collective_bytes_per_s
+        return 0.0, 0.0
+    fixed_s, byte_s = accelerator.all_reduce.line(tensor_parallel, (rows[0] * row_bytes, rows[1] * row_bytes))
+    return 2 * shape.layers * fixed_s, 2 * shape.layers * row_bytes * byte_s

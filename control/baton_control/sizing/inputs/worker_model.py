@@ -15,7 +15,7 @@ class WorkerModel:
     prefill: PrefillTimes
     decode: DecodeTimes
     kv_capacity_tokens: int
-    """KV tokens of one worker, prefill or decode. Where layers have windows: in sequences of the longest context."""
+    """KV tokens of one decode worker. Where layers have windows: in sequences of the longest context."""
     max_sequences: int
     """Decode slots of one worker."""
     max_step_tokens: int
@@ -33,6 +33,20 @@ class WorkerModel:
     which at the speed of real hardware makes no difference (docs/sizing.md)."""
     accelerators: tuple[int, int] = (1, 1)
     """Accelerators of one prefill and of one decode worker."""
+    prefill_kv_tokens: int | None = None
+    """KV tokens of one prefill worker; None: as many as a decode worker."""
+
+    @property
+    def prefill_capacity_tokens(self) -> int:
+        """KV tokens of one prefill worker."""
+        return self.kv_capacity_tokens if self.prefill_kv_tokens is None else self.prefill_kv_tokens
+
+    def with_kv_capacity(self, tokens: int) -> WorkerModel:
+        """The same worker if a decode worker has that much room, and a prefill worker more or less as believed."""
+        prefill = None
+        if self.prefill_kv_tokens is not None:
+            prefill = int(self.prefill_kv_tokens * tokens / self.kv_capacity_tokens)
+        return replace(self, kv_capacity_tokens=tokens, prefill_kv_tokens=prefill)
 
     def slowed(self, prefill: float, decode: float) -> WorkerModel:
         """The same worker with steps that take `prefill` and `decode` times as long."""

@@ -83,7 +83,7 @@ class PrefillWorker:
         """Take prompts up to the budget; returns when the step ends, None when there is nothing to do or no room."""
         if self.batch or not self.queue:
             return None
-        room = model.kv_capacity_tokens * PINNED_SHARE - self.pinned_tokens
+        room = model.prefill_capacity_tokens * PINNED_SHARE - self.pinned_tokens
         tokens_sum, pairs_sum = 0, 0.0
         while self.queue:
             request, tokens, cached = self.queue[0]

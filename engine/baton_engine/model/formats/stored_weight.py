@@ -51,6 +51,12 @@ class StoredWeight:
             return codes
         return torch.empty_like(codes).index_copy_(1, self.order, codes)
 
+    def dequantise_by(self, groups: Tensor) -> Tensor:
+        """float32 [features, columns] of integers whose columns, which have no order, belong to groups int64
+        [columns]."""
+        zeros = 1 << (self.bits - 1) if self.zeros is None else self.zeros.float().index_select(1, groups)
+        return (self.codes.float() - zeros).mul_(self.scales.index_select(1, groups))
+
 
 def join_weights(parts: Sequence[StoredWeight]) -> StoredWeight | None:
     """The parts, which read the same input, one below the other. None where they are not stored alike."""

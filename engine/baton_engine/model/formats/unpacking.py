@@ -15,7 +15,7 @@ from baton_kernels.dense.mxfp4_stack import Mxfp4Stack
 from baton_kernels.dense.mxfp4_weight import SCALE_LIMIT, pack_mxfp4
 from baton_wire.models.formats.eight_bits import EightBits
 from baton_wire.models.formats.mxfp4 import BLOCK, PackedFloats
-from baton_wire.models.formats.packed_integers import Awq, Gptq, PackedIntegers, groups_of
+from baton_wire.models.formats.packed_integers import Awq, Gptq, PackedIntegers
 from baton_wire.models.formats.weight_format import WeightFormat
 
 Parts = Mapping[str, Tensor]
@@ -32,8 +32,9 @@ NOT_A_NUMBER: Final = 0x7F
 """The e4m3 code of no number, without its sign."""
 
 
-def unpack(stored: WeightFormat, parts: Parts, features: int, columns: int, layer: str) -> StoredWeight:
-    """The weight [features, columns] of a layer. Raises WeightsError naming the tensor."""
+def unpack(stored: WeightFormat, parts: Parts, features: int, columns: int, layer: str) -> StoredWeight | Tensor:
+    """The weight [features, columns] of a layer, or of a rank's part of it; dense float32 where a part's columns fill
+    no groups. Raises WeightsError naming the tensor."""
     try:
         match stored:
             case EightBits():
@@ -118,7 +119,7 @@ def _eight_bits(stored: EightBits, parts: Parts, features: int, columns: int) ->
     return StoredWeight(codes, 8, scales, zeros, stored.block[1] or columns, rounds_inputs=stored.rounds_inputs)
 
 
-def _packed_integers(stored: PackedIntegers, parts: Parts, features: int, columns: int) -> StoredWeight:
+def _packed_integers(stored: PackedIntegers, parts: Parts, features: int, columns: int) -> StoredWeight | Tensor:
     stored_shape = parts["weight_shape"].tolist()
     if stored_shape != [features, columns]:
         raise ValueError(f"weight_shape: says {stored_shape}; the config asks for {[features, columns]}")
@@ -127,12 +128,11 @@ def _packed_integers(stored: PackedIntegers, parts: Parts, features: int, column
     zeros = None
     if not stored.symmetric:
         zeros = _words_apart(parts["weight_zero_point"].t(), stored.bits)[:, :features].t().contiguous()
-    group = stored.group or columns
-    order = _order("weight_g_idx", parts["weight_g_idx"], columns, group) if stored.has_order else None
-    return _sort_columns(codes, StoredWeight(codes, stored.bits, scales, zeros, group, order))
+    weight = StoredWeight(codes.contiguous(), stored.bits, scales, zeros, stored.group or columns)
+    return _sort_columns("weight_g_idx", weight, parts["weight_g_idx"]) if stored.has_order else weight
 
 
-def _gptq(stored: Gptq, parts: Parts, columns: int) -> StoredWeight:
+def _gptq(stored: Gptq, parts: Parts, columns: int) -> StoredWeight | Tensor:
     codes = _words_apart(parts["qweight"].t(), stored.bits)
     zeros = _words_apart(parts["qzeros"], stored.bits).t()
     if stored.lesser_zeros:
@@ -141,9 +141,8 @@ def _gptq(stored: Gptq, parts: Parts, columns: int) -> StoredWeight:
             raise ValueError(f"qzeros: holds a zero point of {top + 1}; allowed: 0 to {top}")
         zeros = zeros + 1
     scales = _checked_scales("scales", parts["scales"]).t().contiguous()
-    group = stored.group or columns
-    order = _order("g_idx", parts["g_idx"], columns, group) if "g_idx" in parts else None
-    return _sort_columns(codes, StoredWeight(codes, stored.bits, scales, zeros.contiguous(), group, order))
+    weight = StoredWeight(codes.contiguous(), stored.bits, scales, zeros.contiguous(), stored.group or columns)
+    return _sort_columns("g_idx", weight, parts["g_idx"]) if "g_idx" in parts else weight
 
 
 def _awq(stored: Awq, parts: Parts, columns: int) -> StoredWeight:
@@ -192,16 +191,25 @@ def _to_unsigned(codes: Tensor) -> Tensor:
     return (codes.view(torch.uint8) ^ 128).contiguous()
 
 
-def _order(name: str, groups: Tensor, columns: int, group: int) -> Tensor | None:
-    """The columns sorted by their groups; None when they are sorted already."""
-    sizes = torch.bincount(groups.clamp(0, columns), minlength=groups_of(columns, group)).tolist()
-    if int(groups.min()) < 0 or sizes != [group] * groups_of(columns, group):
-        raise ValueError(f"{name}: places columns in groups of other sizes than the config's {group}")
+def _sort_columns(name: str, weight: StoredWeight, groups: Tensor) -> StoredWeight | Tensor:
+    """The weight whose columns, in their own order so far, belong to `groups` [columns].
+
+    A rank's part has some of the columns, but scales of all groups: it keeps those of the groups that it has whole. If
+    it has others too, it is dequantised.
+    """
+    count, columns = weight.scales.shape[1], weight.codes.shape[1]
+    sizes = torch.bincount(groups.clamp(0, count), minlength=count)
+    is_part = count * weight.group > columns
+    if int(groups.min()) < 0 or len(sizes) > count or int(sizes.max()) > weight.group:
+        raise ValueError(f"{name}: places columns in groups of other sizes than the config's {weight.group}")
+    held = sizes.nonzero().flatten()
+    if int(sizes[held].min()) < weight.group:
+        if not is_part:
+            raise ValueError(f"{name}: places columns in groups of other sizes than the config's {weight.group}")
+        return weight.dequantise_by(groups.long())
+    zeros = None if weight.zeros is None else weight.zeros.index_select(1, held)
+    sorted_weight = replace(weight, scales=weight.scales.index_select(1, held), zeros=zeros)
     order = torch.argsort(groups, stable=True)
-    return None if torch.equal(order, torch.arange(columns, device=order.device)) else order
-
-
-def _sort_columns(codes: Tensor, weight: StoredWeight) -> StoredWeight:
-    """The weight with the columns of `codes` in its order."""
-    sorted_codes = codes if weight.order is None else codes.index_select(1, weight.order)
-    return replace(weight, codes=sorted_codes.contiguous())
+    if torch.equal(order, torch.arange(columns, device=order.device)):
+        return sorted_weight
+    return replace(sorted_weight, codes=weight.codes.index_select(1, order), order=order)

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from baton_engine.collectives.collective import Collective
 from baton_engine.model.layers.linear import Projection, ReadsRounded, product
 from baton_kernels.dense.rms_norm import add_rms_norm, add_rms_norm_rounded, rms_norm
 from baton_kernels.dense.rounded_rows import RoundedRows, plain
@@ -146,6 +147,36 @@ class JointlyNormed:
 
     def _query_widths(self) -> list[int]:
         return [] if self.q_norm is None else [self.q_norm.weight.shape[0]]
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
+
+
+@dataclass(frozen=True, slots=True)
+class RankedJointNorms:
+    """The same where ranks share the heads: their mean squares are averaged. All ranks hold equally many heads, and
+    each head is held by equally many ranks."""
+
+    projection: Projection
+    q_weight: Tensor | None
+    """None: the projection has no queries."""
+    k_weight: Tensor
+    eps: float
+    collective: Collective
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weights = [weight for weight in (self.q_weight, self.k_weight) if weight is not None]
+        widths = [weight.shape[0] for weight in weights]
+        qkv = self.projection(x)
+        *heads, v = torch.split(qkv, [*widths, widths[-1]], -1)
+        wide = [part.float() for part in heads]
+        means = self.collective.all_reduce(torch.stack([part.square().mean(-1) for part in wide], -1))
+        scales = means.div(self.collective.share.ranks).add(self.eps).rsqrt().unbind(-1)
+        normed = [
+            (weight * (part * scale[:, None]).to(x.dtype)).to(x.dtype)
+            for weight, part, scale in zip(weights, wide, scales, strict=True)
+        ]
+        return torch.cat((*normed, v), -1)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))

@@ -72,12 +72,19 @@ def _top_k_top_p_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tens
 
 def draw(logits: Tensor, draws: Draws) -> Tensor:
     """argmax(logits / temperature + noise) of rows that all draw: [n, V] → [n] int64, a few rows at a time."""
+    return noisy_winners(logits, draws, 0)[1]
+
+
+def noisy_winners(logits: Tensor, draws: Draws, first: int) -> tuple[Tensor, Tensor]:
+    """(max, argmax) of logits / temperature + noise of rows that all draw, whose ids begin at `first`: [n, V] →
+    ([n] float32, [n] int64), places in the row."""
     n, vocab = logits.shape
     k0, k1 = noise_keys(draws.seed, draws.choice, draws.index)
     together = max(1, DRAW_WORDS // vocab)
-    ids = []
+    scores, places = [], []
     for at in range(0, n, together):
         rows = slice(at, at + together)
-        noise = noise_of_keys(k0[rows], k1[rows], vocab)
-        ids.append(greatest(noise.add_(logits[rows] / draws.temperature[rows, None])))
-    return torch.cat(ids)
+        noisy = noise_of_keys(k0[rows], k1[rows], vocab, first).add_(logits[rows] / draws.temperature[rows, None])
+        places.append(greatest(noisy))
+        scores.append(noisy.gather(1, places[-1][:, None])[:, 0])
+    return torch.cat(scores), torch.cat(places)

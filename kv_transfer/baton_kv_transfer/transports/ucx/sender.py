@@ -24,7 +24,7 @@ _ACTIVE = "4: ACTIVE"
 
 
 class UcxSender:
-    """Registers the pool once, so that writes go straight from it."""
+    """Registers the pools once, so that writes go straight from it."""
 
     connections = 1
     """The life line."""
@@ -32,7 +32,7 @@ class UcxSender:
     def __init__(self, parts: SenderParts) -> None:
         self._epoch = parts.epoch
         self._device = parts.device
-        self._pool = None if parts.region is None else host_memory(parts.region)
+        self._pools = [host_memory(region) for region in parts.regions]
         self._probe_bytes = memoryview(mmap.mmap(-1, PROBE_BYTES))
         self._probe = host_memory(self._probe_bytes) if parts.device is None else parts.device.probe
         self._thread = UcxThread(self._make)
@@ -40,7 +40,7 @@ class UcxSender:
 
     async def start(self) -> None:
         await self._thread.start()
-        memories = [host_memory(self._probe_bytes), *([self._pool] if self._pool and self._pool.length else [])]
+        memories = [host_memory(self._probe_bytes), *(pool for pool in self._pools if pool.length)]
         await self._thread.run(lambda agent: agent.register(*memories))
         if (device := self._device) is not None:
             await self._thread.run(lambda agent: agent.register(device.memory, device.probe))
@@ -83,7 +83,7 @@ class UcxSender:
         return UcxAgent(f"baton-{self._epoch.hex()}", progress=False, batched=self._device is not None)
 
     def _is_registered(self, memory: MemoryRange) -> bool:
-        return self._pool is not None and self._pool.holds(memory)
+        return any(pool.holds(memory) for pool in self._pools)
 
 
 def _landing(parts: LandingParts) -> UcxLanding:

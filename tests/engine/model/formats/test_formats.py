@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton_engine.model.formats.stored_weight import join_weights
+from baton_engine.model.formats.stored_weight import StoredWeight, join_weights
 from baton_engine.model.formats.unpacking import unpack
 from baton_engine.model.loading import load_model
 from baton_engine.model.model_directory import read_json_object
@@ -75,7 +75,9 @@ def test_every_weight_is_unpacked_bit_by_bit(name: str, dense: Path, tmp_path: P
             continue
         names = weight_format.tensors(*weight.shape)
         parts = {part: stored[f"{layer}.{part}"] for part in names if f"{layer}.{part}" in stored}
-        assert torch.equal(unpack(weight_format, parts, weight.shape[0], weight.shape[1], layer).dequantise(), weight)
+        unpacked = unpack(weight_format, parts, weight.shape[0], weight.shape[1], layer)
+        assert isinstance(unpacked, StoredWeight)
+        assert torch.equal(unpacked.dequantise(), weight)
         compared += 1
     assert compared == 14
 
@@ -105,6 +107,7 @@ def test_integers_are_multiplied_with_rounded_activations_where_the_config_says_
     assert (stored.rounds_inputs, stored.has_input_scale) == (rounds, has_scale)
     parts = {"weight": torch.ones(4, 8, dtype=torch.int8), "weight_scale": torch.ones(4, 1)}
     weight = unpack(stored, parts, 4, 8, "layer")
+    assert isinstance(weight, StoredWeight)
     assert weight.rounds_inputs == rounds
     both = join_weights([weight, replace(weight, rounds_inputs=False)])
     assert both is not None

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from baton_engine.model.errors import WeightsError
+from baton_engine.model.formats.stored_weight import StoredWeight
 from baton_engine.model.formats.unpacking import unpack, unpack_mxfp4
 from baton_testing.engine.quantised_models import FOUR_BIT_FLOATS
 from baton_wire.models.formats.eight_bits import EightBits
@@ -22,6 +23,12 @@ def exponents(count: int, groups: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.arange(count, dtype=torch.uint8)[:, None].repeat(1, groups).view(dtype)
 
 
+def dense(weight: StoredWeight | torch.Tensor) -> torch.Tensor:
+    """A whole weight, dequantised."""
+    assert isinstance(weight, StoredWeight)
+    return weight.dequantise()
+
+
 def e4m3(code: int) -> float:
     """A sign, four bits of exponent with bias 7, three of mantissa; exponent 0 is denormal."""
     exponent, mantissa = code >> 3 & 15, code & 7
@@ -32,7 +39,7 @@ def e4m3(code: int) -> float:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_exponent_scales_every_byte_of_four_bits(dtype: torch.dtype) -> None:
     parts = {"weight_packed": BYTES.repeat(253, 1), "weight_scale": exponents(253, 16, dtype)}
-    got = unpack(PackedFloats(), parts, 253, 512, "x").dequantise().double()
+    got = dense(unpack(PackedFloats(), parts, 253, 512, "x")).double()
     row = torch.tensor([FOUR_BIT_FLOATS[code] for byte in range(256) for code in (byte & 15, byte >> 4)]).double()
     for exponent in range(253):
         assert torch.equal(got[exponent], row * 2.0 ** (exponent - 127))
@@ -43,7 +50,7 @@ def test_every_exponent_scales_every_number_of_e4m3(dtype: torch.dtype) -> None:
     codes = [code for code in range(256) if code & 127 != 127] + [0, 0]
     weight = torch.tensor(codes, dtype=torch.uint8).repeat(247, 1).view(torch.float8_e4m3fn)
     parts = {"weight": weight, "weight_scale": exponents(247, 8, dtype)}
-    got = unpack(E4M3, parts, 247, 256, "x").dequantise().double()
+    got = dense(unpack(E4M3, parts, 247, 256, "x")).double()
     row = torch.tensor([e4m3(code) for code in codes], dtype=torch.float64)
     for exponent in range(247):
         assert torch.equal(got[exponent], row * 2.0 ** (exponent - 127))
@@ -53,7 +60,7 @@ def test_a_block_has_one_exponent() -> None:
     stored = EightBits("F8_E4M3", (128, 128), "weight_scale_inv", scale_dtypes=(POWERS,))
     scales = torch.tensor([[120, 127], [130, 0]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
     parts = {"weight": torch.ones(200, 130).to(torch.float8_e4m3fn), "weight_scale_inv": scales}
-    got = unpack(stored, parts, 200, 130, "x").dequantise()
+    got = dense(unpack(stored, parts, 200, 130, "x"))
     expected = torch.empty(200, 130)
     expected[:128, :128], expected[:128, 128:] = 2.0**-7, 1.0
     expected[128:, :128], expected[128:, 128:] = 8.0, 2.0**-127

@@ -117,10 +117,12 @@ class Worker:
         parts = TransferParts(epoch=epoch, fingerprint=shape, geometry=geometry, keys=fleet.keys, config=TRANSFER)
         self.transfer: PrefillTransfer | DecodeTransfer
         if isinstance(self.service, PrefillService):
-            self.transfer = self.service.transfer = PrefillTransfer(parts, pool, self.service)
+            self.transfer = self.service.transfer = PrefillTransfer(parts, [pool], self.service)
         else:
             memory = LandingMemory(4 * geometry.block_bytes * geometry.blocks_held(CONTEXT_TOKENS))
-            self.transfer = self.service.transfer = DecodeTransfer(parts, pool, self.service, memory, host="127.0.0.1")
+            self.transfer = self.service.transfer = DecodeTransfer(
+                parts, [pool], self.service, memory, host="127.0.0.1"
+            )
 
     def turn(self) -> bool:
         return self.is_alive and not self.is_stopped and self.engine.turn()

@@ -39,7 +39,7 @@ class EncoderEngine:
         self, loaded: LoadedModel, pooling: PoolingSpec, max_step_tokens: int = 8_192, blocks: int = 64, slots: int = 8
     ) -> None:
         loaded = replace(loaded, config=replace(loaded.config, pooling=pooling))
-        geometry = kv_geometry(loaded.config, loaded.dtype, BLOCK_TOKENS)
+        geometry = kv_geometry(loaded.share_config, loaded.dtype, BLOCK_TOKENS)
         blocks *= len(geometry.windows)
         context = loaded.max_context_tokens
         config = EngineConfig(

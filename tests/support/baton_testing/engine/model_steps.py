@@ -26,7 +26,7 @@ GREEDY = SamplingParams(max_tokens=1_000, temperature=0.0)
 
 def make_pool(loaded: LoadedModel, num_blocks: int, block_tokens: int = 16) -> KvPool:
     """A pool whose memory holds NaN, so that reading a slot that was never written shows."""
-    pool = KvPool(kv_geometry(loaded.config, loaded.dtype, block_tokens), num_blocks, loaded.dtype, loaded.device)
+    pool = KvPool(kv_geometry(loaded.share_config, loaded.dtype, block_tokens), num_blocks, loaded.dtype, loaded.device)
     pool.tensor.fill_(float("nan"))
     return pool
 

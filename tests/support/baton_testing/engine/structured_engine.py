@@ -14,12 +14,14 @@ from baton_engine.grammars.grammar_compiler import GrammarCompiler
 from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import LoadedModel, load_model
+from baton_engine.ranks.ranked_runner import RankedRunner
 from baton_engine.running.runner import ModelRunner
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_testing.engine.grammars import compiling
+from baton_testing.engine.rank_group import RankGroup
 from baton_testing.engine.tiny_llama import FOLDER
 from baton_testing.engine.toy_engine import FAR, key
 from baton_wire.messages.values import SamplingParams
@@ -42,7 +44,7 @@ class LateRunner(ModelRunner):
 @dataclass(slots=True, eq=False)
 class StructuredEngine:
     scheduler: Scheduler
-    runner: ModelRunner
+    runner: ModelRunner | RankedRunner
     stepper: Stepper
     outputs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     """By request number and choice; forced ids are not repeated."""
@@ -79,7 +81,7 @@ class StructuredEngine:
 
 
 @contextmanager
-def structured_engine(
+def structured_engine(  # noqa: PLR0913 - what differs from a plain engine, keyword only
     *,
     late: bool = False,
     blocks: int = 400,
@@ -88,16 +90,19 @@ def structured_engine(
     device: str = "cpu",
     model: LoadedModel | None = None,
     compiler: GrammarCompiler | None = None,
+    ranks: RankGroup | None = None,
 ) -> Iterator[StructuredEngine]:
-    """With the vocabulary of `examples/tiny-llama`, and that model unless another is given."""
+    """With the vocabulary of `examples/tiny-llama`, and that model unless another is given. `ranks` compute it, with as
+    many blocks and slots, instead of this process."""
     context = 256
     model = model or loaded(device)
+    kind = LateRunner if late else ModelRunner
     pool = KvPool(kv_geometry(model.config, torch.float32, BLOCK_TOKENS), blocks, torch.float32, model.device)
     config = EngineConfig(blocks, BLOCK_TOKENS, slots, context, max_step_tokens)
     with compiling() if compiler is None else nullcontext(compiler) as grammars:
         scheduler = Scheduler(config, grammars.is_ready)
         masks = RowMasks(grammars, slots)
-        runner = (LateRunner if late else ModelRunner)(model, pool, slots, masks)
+        runner = kind(model, pool, slots, masks) if ranks is None else ranks.runner(masks)
         yield StructuredEngine(scheduler, runner, Stepper(scheduler, runner))
 
 

@@ -17,7 +17,7 @@ AMOUNTS: dict[str, object] = {
 POOL_VALUES: dict[str, object] = {
     "replicas.min": 2,
     "replicas.max": 9,
-    "tensorParallel": None,
+    "tensorParallel": 2,
     "accelerator.resource": "example.com/gpu",
     "accelerator.claim": None,
     "accelerator.with": {"rdma/ib": 2},

@@ -96,7 +96,8 @@ MISTAKES = (
     Mistake("decode.accelerator", {"claim": "gpu"}, "must be a name in resourceClaims", ".claim"),
     Mistake("decode.accelerator", {**GPU, "with": {"rdma": 1}}, "an extended resource such", ".with", "an extended"),
     Mistake("decode.accelerator", {**GPU, "type": "L40S"}, "one of H200, H100", ".type", '"H200", "H100"'),
-    Mistake("decode.tensorParallel", 2, "must be 1"),
+    Mistake("decode.tensorParallel", 3, "must be 1, 2, 4 or 8"),
+    Mistake("decode.tensorParallel", "2", "must be 1, 2, 4 or 8", on_server="must be of type integer"),
     Mistake(
         "decode.placement",
         {"tolerations": [{"key": "a", "value": "b"}]},

@@ -97,7 +97,8 @@ def pool_cases(pool: str) -> Iterator[Case]:
         f"spec.{pool}.replicas", "must be at most", f"{pool}__replicas", {"min": 2, "max": 2}, {"min": 3, "max": 2}
     )
     one, two = ({pool: {"tensorParallel": width, "accelerator": GPU}} for width in (1, 2))
-    yield Case(f"spec.{pool}", "must be 1: more", manifest(**one), manifest(**two), is_for_files=True)
+    yield Case(f"spec.{pool}", "must be 1 with an accelerator", manifest(**one), manifest(**two))
+    yield bounded(f"spec.{pool}", "must be 1, 2, 4 or 8", f"{pool}__tensorParallel", 4, 3)
     yield from _accelerator_cases(pool)
     yield bounded(
         f"spec.{pool}.engine.kvCacheMemory", "must be a size", f"{pool}__engine__kvCacheMemory", "1Mi", "1023Ki"

@@ -132,9 +132,9 @@ class FakePool:
     def _of(self, part: PoolPart | None) -> KvGeometry:
         """The shape of a part of the blocks."""
         if part is None:
-            return self.geometry
+            return replace(self.geometry, groups=())
         layers, heads = part.end_layer - part.first_layer, part.end_head - part.first_head
-        return replace(self.geometry, layers=layers, kv_heads=heads)
+        return replace(self.geometry, layers=layers, kv_heads=heads, groups=())
 
     def _rows(self, blocks: Sequence[int], unit_tokens: int, unit: int, part: PoolPart | None) -> list[tuple[int, int]]:
         geometry = self.geometry
@@ -149,6 +149,13 @@ class FakePool:
         ]
         starts = [base + (head * geometry.block_tokens + slot) * row for head in heads]
         return [(start, start + unit_tokens * row) for start in starts]
+
+
+def heads_from(data: bytes, geometry: KvGeometry, heads: range) -> bytes:
+    """These heads of bytes laid out as `[layer][K,V][head]…`."""
+    size = len(data) // (geometry.layers * 2 * geometry.kv_heads)
+    sides = range(0, len(data), size * geometry.kv_heads)
+    return b"".join(data[at + heads.start * size : at + heads.stop * size] for at in sides)
 
 
 def by_group(units: Units, stream: memoryview) -> list[tuple[Units, memoryview]]:

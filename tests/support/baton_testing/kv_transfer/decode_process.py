@@ -50,7 +50,7 @@ class _Worker:
         parts = TransferParts(
             epoch=self.epoch, fingerprint=fingerprint(), geometry=GEOMETRY, keys=KeyDirectory(keys), config=FAST
         )
-        self.transfer = DecodeTransfer(parts, self.pool, self, LandingMemory(1 << 20), host="127.0.0.1")
+        self.transfer = DecodeTransfer(parts, [self.pool], self, LandingMemory(1 << 20), host="127.0.0.1")
 
     def on_landed(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
         asked = self.asked[key.request]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
 from baton_kv_transfer.handover import Reservation, TransferConfig
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.ranks.tensor_parallel import heads_of, rank_geometries
 from baton_kv_transfer.transfer_parts import TransferParts
 from baton_kv_transfer.transports.seam import Transport
 from baton_testing.kv_transfer.builders import (
@@ -22,6 +23,7 @@ from baton_testing.kv_transfer.builders import (
     eventually,
     fingerprint,
     first_tokens,
+    heads_from,
 )
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
@@ -34,6 +36,8 @@ CHUNK = 5
 class Prefill:
     transfer: PrefillTransfer
     pool: FakePool
+    """Of a worker of several ranks a pool of the whole model, which is cut into those of the ranks."""
+    pools: list[FakePool]
     record: PrefillRecord
     epoch: bytes
 
@@ -42,6 +46,8 @@ class Prefill:
 class Decode:
     transfer: DecodeTransfer
     pool: FakePool
+    """The first of `pools`."""
+    pools: list[FakePool]
     record: DecodeRecord
     epoch: bytes
 
@@ -58,17 +64,20 @@ def prefill_worker(
     model: PairFingerprint | None = None,
     host_memory: bool = True,
     transports: Sequence[Transport] | None = None,
+    ranks: int = 1,
 ) -> Prefill:
     pool, record, epoch = FakePool(geometry, 64, host_memory=host_memory), PrefillRecord(), secrets.token_bytes(16)
+    shapes = rank_geometries(geometry, ranks)
+    pools = [pool] if ranks == 1 else [FakePool(shape, 64, host_memory=host_memory) for shape in shapes]
     parts = TransferParts(
         epoch=epoch,
-        fingerprint=model or fingerprint(),
+        fingerprint=model or fingerprint(kv_heads=geometry.kv_heads),
         geometry=geometry,
         keys=keys,
         config=config,
         transports=transports,
     )
-    return Prefill(PrefillTransfer(parts, pool, record), pool, record, epoch)
+    return Prefill(PrefillTransfer(parts, pools, record), pool, pools, record, epoch)
 
 
 def decode_worker(
@@ -78,13 +87,16 @@ def decode_worker(
     config: TransferConfig = FAST,
     landing_bytes: int = 1 << 20,
     transports: Sequence[Transport] | None = None,
+    ranks: int = 1,
 ) -> Decode:
-    pool, record, epoch = FakePool(geometry, 64), DecodeRecord(), secrets.token_bytes(16)
+    record, epoch = DecodeRecord(), secrets.token_bytes(16)
+    pools = [FakePool(shape, 64) for shape in rank_geometries(geometry, ranks)]
+    model = fingerprint(kv_heads=geometry.kv_heads)
     parts = TransferParts(
-        epoch=epoch, fingerprint=fingerprint(), geometry=geometry, keys=keys, config=config, transports=transports
+        epoch=epoch, fingerprint=model, geometry=geometry, keys=keys, config=config, transports=transports
     )
-    transfer = DecodeTransfer(parts, pool, record, LandingMemory(landing_bytes), host="127.0.0.1")
-    return Decode(transfer, pool, record, epoch)
+    transfer = DecodeTransfer(parts, pools, record, LandingMemory(landing_bytes), host="127.0.0.1")
+    return Decode(transfer, pools[0], pools, record, epoch)
 
 
 Pair = Callable[..., AbstractAsyncContextManager[tuple[Prefill, Decode]]]
@@ -108,6 +120,15 @@ def pairs(keys: KeyDirectory) -> Pair:
             await d.transfer.stop()
 
     return running
+
+
+def cut_to_ranks(prefill: Prefill, blocks: Sequence[int]) -> None:
+    """Give each rank its heads of these blocks of the whole model."""
+    whole, ranks = prefill.pool, len(prefill.pools)
+    for rank, pool in enumerate(prefill.pools if ranks > 1 else []):
+        heads, size = heads_of(whole.geometry.kv_heads, ranks, rank), pool.geometry.block_bytes
+        for block in blocks:
+            pool.memory[block * size : (block + 1) * size] = heads_from(whole.block(block), whole.geometry, heads)
 
 
 def soon() -> float:
@@ -134,6 +155,7 @@ class Request:
         start = self.first_block + 4
         self.target = tuple(range(start, start + 2 * -(-self.tokens // size), 2))
         self.prefill.pool.fill(self.source)
+        cut_to_ranks(self.prefill, self.source)
 
     @property
     def key(self) -> RequestKey:
@@ -167,9 +189,16 @@ class Request:
         await eventually(lambda: any(entry[0] == self.key for entry in self.decode.record.landed))
         await eventually(lambda: self.key in self.prefill.record.released)
         assert self.calls == ["granted", "released"]
-        assert self.decode.pool.tokens(self.target, self.cached, self.tokens) == self.prefill.pool.tokens(
-            self.source, self.cached, self.tokens
-        )
+        self.compare()
+
+    def compare(self) -> None:
+        """Every rank of the decode worker has its heads of what the prefill worker computed, as a single rank has."""
+        whole, pools = self.prefill.pool, self.decode.pools
+        computed = whole.tokens(self.source, self.cached, self.tokens)
+        for rank, pool in enumerate(pools):
+            heads = heads_of(whole.geometry.kv_heads, len(pools), rank)
+            mine = [heads_from(token, whole.geometry, heads) for token in computed]
+            assert pool.tokens(self.target, self.cached, self.tokens) == mine, f"rank {rank}"
 
     async def ended(self) -> Reason:
         """The hand-over landed at neither side; returns the reason that the decode worker got."""

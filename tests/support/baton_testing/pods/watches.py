@@ -23,8 +23,9 @@ def top_line(world: World, name: str) -> Iterator[dict[str, int]]:
     stop = threading.Event()
 
     def look() -> None:
-        since = ""
-        while not stop.wait(2.0):
+        since, is_over = "", False
+        while not is_over:
+            is_over = stop.wait(2.0)  # one look at the end, so a short block has one too
             try:
                 conditions = world.status().get("conditions", ())
             except Failed:

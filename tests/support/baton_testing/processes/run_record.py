@@ -17,6 +17,7 @@ RUN_RECORD = RunRecord(
     decision="hold",
     reasons={"prefill": "prefill 1: no request seen yet", "decode": "decode 1: forecast 9 answer tokens/s at +40 s"},
     limits={"prefill": (1, 1), "decode": (1, 3)},
+    ranks={"prefill": 2, "decode": 1},
     ttft=TargetRecord(0.5, 95),
     tpot=TargetRecord(0.025, 95),
     processes=(GATEWAY, PREFILL, DECODE),

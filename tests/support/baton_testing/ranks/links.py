@@ -76,6 +76,9 @@ class SimLink:
         self.world.heap.after(delay_s, lambda: call() if self.prefill.alive else None)
 
     def send(self, sender: bytes, message: PairMessage) -> None:
+        """Dropped where the sender has no link: a machine need not know."""
+        if not (self.up_at_prefill if sender == self.names[0] else self.up_at_decode):
+            return
         generation = self.generation
         at = max(self.arrival[sender], self.world.heap.now + self.world.delay(self.world.faults.message_delay_s)) + 1e-6
         self.arrival[sender] = at

@@ -9,19 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from baton_kv_transfer.decode.group import AtDecodeRank, DecodeGroup, GroupDecodeAction
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import HandoverFailed, Landed, Scatter
 from baton_kv_transfer.handover import CutLink, HandoverKey, Reservation, SendTo, TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent, source_extents
+from baton_kv_transfer.prefill.group import AtPrefillRank, GroupPrefillAction, PrefillGroup
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import DropPuts, Put, Release, Report
-from baton_kv_transfer.ranks.decode_group import AtDecodeRank, DecodeGroup, GroupDecodeAction
-from baton_kv_transfer.ranks.prefill_group import AtPrefillRank, GroupPrefillAction, PrefillGroup
 from baton_kv_transfer.ranks.tensor_parallel import RankPeer, heads_of, rank_epoch
 from baton_kv_transfer.transports.seam import Write
-from baton_testing.kv_transfer.builders import FakePool
+from baton_testing.kv_transfer.builders import FakePool, heads_from
 from baton_testing.kv_transfer.memory_transport import MemoryLanding, MemoryWriter
+from baton_testing.ranks.one_link import OneLinkDecode, OneLinkPrefill
 from baton_testing.virtual_time.event_heap import EventHeap
 from baton_wire.kv_shape import KvGeometry, PoolPart
 from baton_wire.messages.pair_link import FirstToken, PairMessage
@@ -101,13 +102,8 @@ class Faults:
     ranks: tuple[int, ...] = (1,)
     """How many ranks a prefill worker may have, and a decode worker unless `decode_ranks` says otherwise."""
     decode_ranks: tuple[int, ...] = ()
-
-
-def heads_from(data: bytes, geometry: KvGeometry, heads: range) -> bytes:
-    """These heads of bytes laid out as `[layer][K,V][head]…`."""
-    size = len(data) // (geometry.layers * 2 * geometry.kv_heads)
-    sides = range(0, len(data), size * geometry.kv_heads)
-    return b"".join(data[at + heads.start * size : at + heads.stop * size] for at in sides)
+    one_link: bool = False
+    """Two workers have one link for all their legs, as in production; else each pair of ranks has one."""
 
 
 class Surroundings(Protocol):
@@ -120,8 +116,8 @@ class Surroundings(Protocol):
     corrupted: set[HandoverKey]
     make_prefill: Callable[..., PrefillHandovers]
     make_decode: Callable[..., DecodeHandovers]
-    make_prefill_group: Callable[..., PrefillGroup]
-    make_decode_group: Callable[..., DecodeGroup]
+    make_prefill_group: Callable[..., PrefillGroup | OneLinkPrefill]
+    make_decode_group: Callable[..., DecodeGroup | OneLinkDecode]
 
     def delay(self, most_s: float) -> float: ...
 
@@ -234,7 +230,7 @@ class SimPrefill(SimWorker):
         if (rank, put) not in self.unstarted:
             return
         self.unstarted.remove((rank, put))
-        writer = self.writers.get((rank, put.peer))
+        writer = self.writers.get((0 if self.world.faults.one_link else rank, put.peer))
         if writer is None:
             self._failed(rank, put, Reason.PEER_LOST, "no link")
             return
@@ -267,9 +263,13 @@ class SimDecode(SimWorker):
 
     def __init__(self, world: Surroundings, name: str, epoch: bytes, block_tokens: int) -> None:
         super().__init__(world, name, epoch, block_tokens, 16, world.faults.decode_ranks or world.faults.ranks)
-        machines = [world.make_decode(shape, 2_048, CONFIG, one_sided=world.faults.one_sided) for shape in self.shapes]
+        one_sided, shift = world.faults.one_sided, 2_048 if world.faults.one_link else 0
+        machines = [
+            world.make_decode(shape, 2_048, CONFIG, one_sided=one_sided, landing_start=rank * shift)
+            for rank, shape in enumerate(self.shapes)
+        ]
         self.machine = world.make_decode_group(self.geometry, machines, CONFIG)
-        self.landings = [LandingRank(self, rank) for rank in range(self.ranks)]
+        self.landings = [LandingRank(self, rank) for rank in range(len(self.machine.ranks))]
         self.line: deque[Request] = deque()
         self.links = 0
         self.expected: set[HandoverKey] = set()
@@ -360,7 +360,8 @@ class SimDecode(SimWorker):
         assert landed == wanted, f"{request.key} landed with wrong bytes at rank {rank}"
 
     def _scatter(self, rank: int, scatter: Scatter) -> None:
-        key, region = replace(scatter.key, rank=0), self.landings[rank].region
+        landing = 0 if self.world.faults.one_link else rank
+        key, region = replace(scatter.key, rank=0), self.landings[landing].region
         held = {self.blocks.owner.get(block) for block in scatter.units.blocks}
         assert held == {key}, f"a scatter of {scatter.key} into blocks of {held}"
         if self.world.chance(self.world.faults.corrupt):

@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from baton_kv_transfer.decode.group import AtDecodeRank, DecodeGroup
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.records import HandoverFailed, Landed, Scatter
 from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo
 from baton_kv_transfer.landing import SpanState
+from baton_kv_transfer.prefill.group import AtPrefillRank, PrefillGroup
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import DropPuts, Put, Release, Report
-from baton_kv_transfer.ranks.decode_group import AtDecodeRank, DecodeGroup
-from baton_kv_transfer.ranks.prefill_group import AtPrefillRank, PrefillGroup
 from baton_kv_transfer.ranks.tensor_parallel import rank_pairs
 from baton_testing.kv_transfer.builders import FakePool
 from baton_testing.ranks.links import DETECTION_S, SimLink
 from baton_testing.ranks.nodes import PREFILL_GEOMETRY, Faults, Request, SimDecode, SimPrefill
+from baton_testing.ranks.one_link import OneLinkDecode, OneLinkPrefill
 from baton_testing.virtual_time.event_heap import EventHeap
-from baton_wire.messages.pair_link import FirstToken, PairMessage
+from baton_wire.messages.pair_link import AtRanks, FirstToken, PairMessage
 from baton_wire.messages.values import Finish, Reason
 
 
@@ -40,15 +41,16 @@ class World:
         faults: Faults,
         make_prefill: Callable[..., PrefillHandovers] = PrefillHandovers,
         make_decode: Callable[..., DecodeHandovers] = DecodeHandovers,
-        make_prefill_group: Callable[..., PrefillGroup] = PrefillGroup,
-        make_decode_group: Callable[..., DecodeGroup] = DecodeGroup,
+        make_prefill_group: Callable[..., PrefillGroup | OneLinkPrefill] | None = None,
+        make_decode_group: Callable[..., DecodeGroup | OneLinkDecode] | None = None,
         num_requests: int = 14,
     ) -> None:
         self.heap = EventHeap(seed)
         self.faults = faults
         self.geometry = replace(PREFILL_GEOMETRY, kv_heads=faults.kv_heads)
         self.make_prefill, self.make_decode = make_prefill, make_decode
-        self.make_prefill_group, self.make_decode_group = make_prefill_group, make_decode_group
+        self.make_prefill_group = make_prefill_group or (OneLinkPrefill if faults.one_link else PrefillGroup)
+        self.make_decode_group = make_decode_group or (OneLinkDecode if faults.one_link else DecodeGroup)
         self.prefills: dict[bytes, SimPrefill] = {}
         self.decodes: dict[bytes, SimDecode] = {}
         self.links: dict[tuple[bytes, bytes], SimLink] = {}
@@ -82,6 +84,8 @@ class World:
         match action:
             case AtPrefillRank(rank, inner) | AtDecodeRank(rank, inner):
                 return f"{rank}: {self._text(inner)}"
+            case SendTo(peer, AtRanks(rank, peer_rank, message)):
+                return f"{rank}-{peer_rank} {self._text(SendTo(peer, message))}"
             case SendTo(peer, message):
                 body = {name: getattr(message, name) for name in message.__struct_fields__[2:]}
                 key = HandoverKey(*(getattr(message, name) for name in message.__struct_fields__[:2]))
@@ -129,7 +133,8 @@ class World:
             self._link(prefill, born)
 
     def _link(self, prefill: SimPrefill, decode: SimDecode) -> None:
-        for pair in rank_pairs(self.geometry.kv_heads, prefill.ranks, decode.ranks):
+        pairs = rank_pairs(self.geometry.kv_heads, prefill.ranks, decode.ranks)
+        for pair in pairs[:1] if self.faults.one_link else pairs:
             link = SimLink(self, prefill, decode, pair)
             self.links[link.names] = link
             self.heap.after(self.delay(0.5), link.make)
@@ -166,8 +171,10 @@ class World:
             self.heap.random.choice(live).cut()
 
     def send(self, sender: bytes, receiver: bytes, message: PairMessage) -> None:
-        link = self.links.get((sender, receiver)) or self.links[receiver, sender]
-        link.send(sender, message)
+        """Over their link; dropped where there is none, as by the drivers (the name of a rank whose link is down)."""
+        link = self.links.get((sender, receiver)) or self.links.get((receiver, sender))
+        if link is not None:
+            link.send(sender, message)
 
     def cut(self, one: bytes, other: bytes) -> None:
         (self.links.get((one, other)) or self.links[other, one]).cut()

@@ -9,6 +9,7 @@ import msgspec
 from baton_decode_worker.service import DecodeService
 from baton_engine.memory.blocks import BlockState
 from baton_kv_transfer.decode.peers import PrefillLink
+from baton_kv_transfer.decode.ranks import DecodeRanks
 from baton_kv_transfer.decode.records import DecodeAction, Scatter
 from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
 from baton_kv_transfer.handover import HandoverKey, Reservation, SendTo
@@ -168,8 +169,9 @@ class WatchedDecodeTransfer(DecodeTransfer):
             network=worker.pair_network,
         )
         memory = LandingMemory(shape.landing_bytes)
-        super().__init__(transfer_parts, worker.engine.pool, worker, memory, host=worker.address, port=PORT)
-        self._handovers = parts.decode_handovers(geometry, shape.landing_bytes, TRANSFER, one_sided=shape.one_sided)
+        super().__init__(transfer_parts, [worker.engine.pool], worker, memory, host=worker.address, port=PORT)
+        machine = parts.decode_handovers(geometry, shape.landing_bytes, TRANSFER, one_sided=shape.one_sided)
+        self._handovers = DecodeRanks(geometry, [machine], TRANSFER)
 
     def _land(self, region: memoryview) -> Landing:
         self.landing = Landing(region, self, one_sided=self.worker.world.shape.one_sided)

@@ -29,7 +29,7 @@ from baton_gateway.structured_outputs.output_format import OutputFormat
 from baton_gateway.text.revision_text import Pieces, Shown, TextModel
 from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
-from baton_gateway.workers.links import ToWorker
+from baton_gateway.workers.outbox import ToWorker
 from baton_gateway.workers.route import Route, RoutePolicy
 from baton_kv_transfer.handover import HandoverKey
 from baton_testing.engine import toy_grammars

@@ -176,7 +176,7 @@ class WatchedPrefillTransfer(PrefillTransfer):
             transports=[Transport("memory", lambda _: Sender(worker, worker.thread), lambda _: None)],  # type: ignore[arg-type,return-value]
             network=worker.pair_network,
         )
-        super().__init__(transfer_parts, worker.source, worker)
+        super().__init__(transfer_parts, [worker.source], worker)
         self._handovers = parts.keeper(parts.prefill_handovers(geometry, TRANSFER), TRANSFER)
 
     @property

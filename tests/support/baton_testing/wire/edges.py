@@ -80,8 +80,10 @@ def _of_value(name: str, kind: inspect.Type, now: Any, path: Path) -> Iterator[A
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     for kind_type in kinds:
         match kind_type:
-            case inspect.StructType() if isinstance(now, list):
+            case inspect.StructType(tag=None) if isinstance(now, list):
                 yield from _of_struct(name, kind_type, now, path, 0)
+            case inspect.StructType(tag=tag) if isinstance(now, list) and now[0] == tag:
+                yield from _of_struct(name, kind_type, now, path, 1)
             case inspect.VarTupleType() | inspect.ListType() if isinstance(now, list):
                 for count in _lengths(kind_type):
                     if now or count == 0:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from baton_wire.models.formats.weight_format import FLOATS, Shape, TensorForm
+from baton_wire.models.formats.weight_format import FLOATS, Axis, Shape, TensorAxes, TensorForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,11 @@ class EightBits:
             if self.dtype == "I8":
                 forms["input_zero_point"] = TensorForm(((), (1,)), ("I8",), optional=True)
         return forms
+
+    def axes(self) -> Mapping[str, TensorAxes]:
+        rows, width = self.block
+        scale = TensorAxes(Axis(0, rows) if rows else None, Axis(1, width) if width else None)
+        return {"weight": TensorAxes(Axis(0), Axis(1)), self.scale_name: scale, "weight_zero_point": scale}
 
     def stored_bytes(self, features: int, columns: int) -> int:
         return features * columns + 4 * features * -(-columns // (self.block[1] or columns))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from baton_wire.models.formats.packed_integers import groups_of
-from baton_wire.models.formats.weight_format import EXPONENTS, TensorForm
+from baton_wire.models.formats.weight_format import EXPONENTS, Axis, TensorAxes, TensorForm
 
 BLOCK: Final = 32
 """Columns that share a scale."""
@@ -31,6 +31,11 @@ class Mxfp4:
             "_scales": TensorForm(((count, features, blocks),), ("U8",)),
         }
 
+    def axes(self) -> Mapping[str, TensorAxes]:
+        """The axes by the ends of the tensors' names."""
+        axes = TensorAxes(Axis(1), Axis(2, BLOCK))
+        return {"_blocks": axes, "_scales": axes}
+
     def stored_bytes(self, features: int, columns: int) -> int:
         """Bytes of one expert."""
         return features * columns * (BLOCK // 2 + 1) // BLOCK
@@ -50,6 +55,9 @@ class PackedFloats:
             "weight_packed": TensorForm(((features, columns // 2),), ("U8",)),
             "weight_scale": TensorForm(((features, groups),), EXPONENTS),
         }
+
+    def axes(self) -> Mapping[str, TensorAxes]:
+        return {"weight_packed": TensorAxes(Axis(0), Axis(1, 2)), "weight_scale": TensorAxes(Axis(0), Axis(1, BLOCK))}
 
     def stored_bytes(self, features: int, columns: int) -> int:
         return features * (columns + 4 * groups_of(columns, BLOCK))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from baton_wire.models.config_fields import ConfigFields
-from baton_wire.models.formats.weight_format import FLOATS, TensorForm
+from baton_wire.models.formats.weight_format import FLOATS, Axis, TensorAxes, TensorForm
 
 WORD: Final = 32
 _GROUPS: Final = (16, 32, 64, 128, 256, 512, 1024)
@@ -45,6 +45,15 @@ class PackedIntegers:
             forms["weight_g_idx"] = TensorForm(((columns,),), ("I32",))
         return forms
 
+    def axes(self) -> Mapping[str, TensorAxes]:
+        many, groups = WORD // self.bits, _group_axis(1, self.group)
+        return {
+            "weight_packed": TensorAxes(Axis(0), Axis(1, many)),
+            "weight_scale": TensorAxes(Axis(0), groups),
+            "weight_zero_point": TensorAxes(Axis(0, many), groups),
+            "weight_g_idx": TensorAxes(columns=Axis(0)),
+        }
+
     def stored_bytes(self, features: int, columns: int) -> int:
         return _stored_bytes(self.bits, self.group, features, columns)
 
@@ -69,6 +78,15 @@ class Gptq:
             "qzeros": TensorForm(((groups, features // many),), ("I32",)),
             "scales": TensorForm(((groups, features),), FLOATS),
             "g_idx": TensorForm(((columns,),), ("I32",), optional=groups == 1 or not self.has_order),
+        }
+
+    def axes(self) -> Mapping[str, TensorAxes]:
+        many, groups = WORD // self.bits, _group_axis(0, self.group)
+        return {
+            "qweight": TensorAxes(Axis(1), Axis(0, many)),
+            "qzeros": TensorAxes(Axis(1, many), groups),
+            "scales": TensorAxes(Axis(1), groups),
+            "g_idx": TensorAxes(columns=Axis(0)),
         }
 
     def stored_bytes(self, features: int, columns: int) -> int:
@@ -98,6 +116,14 @@ class Awq:
             forms["qzeros"] = TensorForm(((groups, features // many),), ("I32",))
         return forms
 
+    def axes(self) -> Mapping[str, TensorAxes]:
+        many, groups = WORD // 4, _group_axis(0, self.group)
+        return {
+            "qweight": TensorAxes(Axis(1, many), Axis(0)),
+            "qzeros": TensorAxes(Axis(1, many), groups),
+            "scales": TensorAxes(Axis(1), groups),
+        }
+
     def stored_bytes(self, features: int, columns: int) -> int:
         return _stored_bytes(4, self.group, features, columns)
 
@@ -107,6 +133,11 @@ def groups_of(columns: int, group: int) -> int:
     if group and columns % group:
         raise ValueError(f"weight: {columns} columns do not divide into groups of {group}")
     return columns // group if group else 1
+
+
+def _group_axis(number: int, group: int) -> Axis | None:
+    """The axis of groups of columns; None: one group has them all."""
+    return Axis(number, group) if group else None
 
 
 def read_group_size(fields: ConfigFields) -> int:

@@ -27,6 +27,23 @@ class TensorForm:
     optional: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The axis of a tensor along a weight's features or columns."""
+
+    number: int
+    step: int = 1
+    """How many neighbouring features or columns share an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAxes:
+    """The axes of a tensor along its weight's features and columns; None: every entry means all of them."""
+
+    features: Axis | None = None
+    columns: Axis | None = None
+
+
 class WeightFormat(Protocol):
     """One way of storing the weight [features, columns] of a linear layer."""
 
@@ -38,6 +55,10 @@ class WeightFormat(Protocol):
     def tensors(self, features: int, columns: int) -> Mapping[str, TensorForm]:
         """The tensors by the last part of their names, in place of `weight`. Raises ValueError for sizes that the
         format can't hold."""
+        ...
+
+    def axes(self) -> Mapping[str, TensorAxes]:
+        """The axes of these tensors; those that are left out have none."""
         ...
 
     def stored_bytes(self, features: int, columns: int) -> int:

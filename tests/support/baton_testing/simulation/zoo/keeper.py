@@ -33,7 +33,8 @@ class SendsOnUnderOpenPuts(PrefillKeeper):
         prompt = self._prompts.get(key)
         if prompt is None or prompt.kept_until_s is not None:
             return super().retargeted(key, target, deadline_s, now)
-        inner = self._inner._handovers.get(prompt.current)
+        machine: Any = self._inner
+        inner = machine._handovers.get(prompt.current)
         prompt.progress = PromptProgress() if inner is None else inner.progress
         before, prompt.following = prompt.current, target
         actions = self._begin(prompt, target, now)

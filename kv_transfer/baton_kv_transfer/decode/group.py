@@ -25,11 +25,10 @@ from baton_kv_transfer.ranks.tensor_parallel import (
     local_heads,
     rank_epoch,
     rank_pairs,
-    refuse_windows,
 )
 from baton_kv_transfer.ranks.unit_coverage import UnitCoverage
 from baton_wire.errors import UnfitPairError
-from baton_wire.kv_shape import KvGeometry
+from baton_wire.kv_shape import KvGeometry, first_seen
 from baton_wire.messages.pair_link import FirstToken, PairMessage
 from baton_wire.messages.values import Reason
 
@@ -58,8 +57,8 @@ class _Handover:
     pending: set[LegId] = field(default_factory=set)
     """Legs that have not begun."""
     open: set[LegId] = field(default_factory=set)
-    coverage: dict[int, UnitCoverage] = field(default_factory=dict)
-    """By rank."""
+    coverage: dict[int, list[UnitCoverage]] = field(default_factory=dict)
+    """By rank, of each KV group."""
     scattering: dict[LegId, Scatter] = field(default_factory=dict)
     first_tokens: tuple[FirstToken, ...] | None = None
     granted_s: float = float("inf")
@@ -73,8 +72,7 @@ class DecodeGroup:
     """All hand-overs of one decode worker of `len(ranks)` ranks; `geometry` is the whole model's."""
 
     def __init__(self, geometry: KvGeometry, ranks: Sequence[DecodeHandovers], config: TransferConfig) -> None:
-        """`ranks`: each with the geometry of its own heads. Raises UnfitPairError where layers have windows."""
-        refuse_windows(geometry)
+        """`ranks`: each with the geometry of its own heads."""
         self.ranks = list(ranks)
         self._geometry = geometry
         self._config = config
@@ -94,7 +92,7 @@ class DecodeGroup:
         actions: list[GroupDecodeAction] = []
         for pair in pairs:
             name, source = replace(key, rank=pair.prefill), rank_epoch(peer, pair.prefill)
-            actions += self._at(
+            actions += self.at(
                 pair.decode, self.ranks[pair.decode].queued(name, source, position, deadline_s, now), now
             )
         return actions
@@ -128,7 +126,7 @@ class DecodeGroup:
         return self.ranks[rank].claim(peer, transfer, offset, length)
 
     def arrived(self, rank: int, window: LandingWindow, now: float) -> list[GroupDecodeAction]:
-        return self._at(rank, self.ranks[rank].arrived(window, now), now)
+        return self.at(rank, self.ranks[rank].arrived(window, now), now)
 
     def scattered(
         self, rank: int, key: HandoverKey, first_unit: int, checksums: bytes, now: float
@@ -137,8 +135,8 @@ class DecodeGroup:
         done = None if handover is None else handover.scattering.pop((rank, key.rank), None)
         doubled = False
         if handover is not None and done is not None:
-            doubled = not handover.coverage[rank].add(key.rank, done.units)
-        actions = self._at(rank, self.ranks[rank].scattered(key, first_unit, checksums, now), now)
+            doubled = not handover.coverage[rank][done.kv_group].add(key.rank, done.units)
+        actions = self.at(rank, self.ranks[rank].scattered(key, first_unit, checksums, now), now)
         if doubled and handover is not None and handover.key in self._open:
             actions += self._fail(handover, Reason.INTERNAL, f"{done} a second time, or not this rank's", now)
         return actions
@@ -146,7 +144,7 @@ class DecodeGroup:
     def scatter_failed(
         self, rank: int, key: HandoverKey, first_unit: int, detail: str, now: float
     ) -> list[GroupDecodeAction]:
-        return self._at(rank, self.ranks[rank].scatter_failed(key, first_unit, detail, now), now)
+        return self.at(rank, self.ranks[rank].scatter_failed(key, first_unit, detail, now), now)
 
     def link_up(
         self,
@@ -165,7 +163,7 @@ class DecodeGroup:
         rank_actions = self.ranks[rank].link_up(peer.epoch, block_tokens, now, one_sided=one_sided, link=link, leg=leg)
         self._links.up(rank, peer)
         self._block_tokens[peer.worker] = block_tokens
-        actions = self._at(rank, rank_actions, now)
+        actions = self.at(rank, rank_actions, now)
         for handover in [handover for handover in self._open.values() if handover.peer == peer.worker]:
             actions += self._begin(handover, now)
         return actions
@@ -174,22 +172,54 @@ class DecodeGroup:
         self._links.down(rank, peer)
         if self._links.ranks_of(peer.worker) is None:
             self._block_tokens.pop(peer.worker, None)
-        return self._at(rank, self.ranks[rank].link_down(peer.epoch, detail, now), now)
+        return self.at(rank, self.ranks[rank].link_down(peer.epoch, detail, now), now)
+
+    def worker_down(self, worker: bytes, detail: str, now: float) -> list[GroupDecodeAction]:
+        """All links with this worker are down at once."""
+        lost: list[tuple[int, list[DecodeAction]]] = []
+        for rank, peer_rank in self._links.of(worker):
+            peer = RankPeer(worker, self._links.ranks_of(worker) or 1, peer_rank)
+            self._links.down(rank, peer)
+            lost.append((rank, self.ranks[rank].link_down(peer.epoch, detail, now)))
+        self._block_tokens.pop(worker, None)
+        return [action for rank, rank_actions in lost for action in self.at(rank, rank_actions, now)]
+
+    def spoilt(self, worker: bytes, request: bytes, attempt: int, detail: str, now: float) -> list[GroupDecodeAction]:
+        """A message about a leg with this worker does not fit its type: the hand-over is over."""
+        actions: list[GroupDecodeAction] = []
+        for rank, peer_rank in self._links.of(worker):
+            source = rank_epoch(worker, peer_rank)
+            actions += self.at(rank, self.ranks[rank].spoilt(source, request, attempt, detail, now), now)
+        return actions
 
     def writes_ended(self, rank: int, link: int, now: float) -> list[GroupDecodeAction]:
-        return self._at(rank, self.ranks[rank].writes_ended(link, now), now)
+        return self.at(rank, self.ranks[rank].writes_ended(link, now), now)
 
     def message(self, rank: int, peer: RankPeer, message: PairMessage, now: float) -> list[GroupDecodeAction]:
-        return self._at(rank, self.ranks[rank].message(peer.epoch, message, now), now)
+        return self.at(rank, self.ranks[rank].message(peer.epoch, message, now), now)
 
     def tick(self, now: float) -> list[GroupDecodeAction]:
+        actions = self.tick_links(now)
+        for rank, machine in enumerate(self.ranks):
+            actions += self.at(rank, machine.tick(now), now)
+        return actions
+
+    def tick_links(self, now: float) -> list[GroupDecodeAction]:
+        """Act on the deadlines of hand-overs that wait for links."""
         actions: list[GroupDecodeAction] = []
         for handover in list(self._open.values()):
             if handover.link_until_s is not None and now >= handover.link_until_s:
                 actions += self._fail(handover, Reason.PEER_LOST, "not all ranks of the prefill worker are linked", now)
-        for rank, machine in enumerate(self.ranks):
-            actions += self._at(rank, machine.tick(now), now)
         return actions
+
+    def holds(self, key: HandoverKey) -> bool:
+        """True if the hand-over is open or queued."""
+        return key in self._open or key in self._queued
+
+    @property
+    def waiting(self) -> int:
+        """Hand-overs that wait for links."""
+        return sum(handover.link_until_s is not None for handover in self._open.values())
 
     def open_keys(self) -> list[HandoverKey]:
         return list(self._open)
@@ -230,15 +260,17 @@ class DecodeGroup:
                 handover.open.add(leg)
                 source = rank_epoch(handover.peer, leg[1])
                 rank_actions = self.ranks[leg[0]].expected(handover.leg_key(leg), source, handover.reservation, now)
-                actions += self._at(leg[0], rank_actions, now)
+                actions += self.at(leg[0], rank_actions, now)
         return actions
 
     def _prepare(self, handover: _Handover, pairs: tuple[RankPair, ...]) -> None:
         for rank in range(len(self.ranks)):
             sources = {pair.prefill: self._local(pair) for pair in pairs if pair.decode == rank}
             unit = min(self._geometry.block_tokens, self._block_tokens[handover.peer])
-            units = (handover.reservation.cached_tokens // unit, -(-handover.reservation.total_tokens // unit))
-            handover.coverage[rank] = UnitCoverage(self._geometry.layers, *units, sources)
+            cached, total = handover.reservation.cached_tokens, handover.reservation.total_tokens
+            firsts = [max(cached, first_seen(total, window)) // unit for window in self._geometry.windows]
+            end = -(-total // unit)
+            handover.coverage[rank] = [UnitCoverage(self._geometry.layers, first, end, sources) for first in firsts]
 
     def _too_long(self, handover: _Handover, pairs: tuple[RankPair, ...]) -> str | None:
         """Legs of one rank wait for each other's room only if they fit together."""
@@ -255,18 +287,25 @@ class DecodeGroup:
                 return f"{wanted} bytes at rank {rank}, its landing region has {machine.landing_bytes}"
         return None
 
-    def _at(self, rank: int, actions: list[DecodeAction], now: float) -> list[GroupDecodeAction]:
+    def at(self, rank: int, actions: list[DecodeAction], now: float) -> list[GroupDecodeAction]:
+        """The actions that one rank's machine wants. Its hand-overs that are no leg of this group end as they are."""
         result: list[GroupDecodeAction] = []
         for action in actions:
             match action:
-                case Landed(key, first_tokens, granted_s):
-                    result += self._landed(rank, key, first_tokens, granted_s, now)
-                case HandoverFailed(key, reason, detail):
-                    handover = self._open[replace(key, rank=0)]
-                    handover.open.discard((rank, key.rank))
-                    result += self._fail(handover, reason, f"rank {rank} from {key.rank}: {detail}", now)
+                case Landed(key) | HandoverFailed(key):
+                    handover = self._open.get(replace(key, rank=0))
+                    if handover is None:
+                        result.append(action)
+                    elif isinstance(action, Landed):
+                        result += self._landed(rank, key, action.first_tokens, action.granted_s, now)
+                    else:
+                        handover.open.discard((rank, key.rank))
+                        result += self._fail(
+                            handover, action.reason, f"rank {rank} from {key.rank}: {action.detail}", now
+                        )
                 case Scatter(key):
-                    self._open[replace(key, rank=0)].scattering[rank, key.rank] = action
+                    if (handover := self._open.get(replace(key, rank=0))) is not None:
+                        handover.scattering[rank, key.rank] = action
                     result.append(AtDecodeRank(rank, action))
                 case _:
                     result.append(AtDecodeRank(rank, action))
@@ -295,7 +334,7 @@ class DecodeGroup:
                 actions += self._refuse(handover.key, handover.peer, leg, reason, detail, now)
             for leg in sorted(handover.open):
                 rank_actions = self.ranks[leg[0]].cancelled(handover.leg_key(leg), reason, detail, now)
-                actions += self._at(leg[0], rank_actions, now)
+                actions += self.at(leg[0], rank_actions, now)
         return actions + self._end(handover)
 
     def _refuse(
@@ -305,14 +344,15 @@ class DecodeGroup:
         rank_actions = self.ranks[rank].refused(
             replace(key, rank=source), rank_epoch(peer, source), reason, detail, now
         )
-        return self._at(rank, rank_actions, now)
+        return self.at(rank, rank_actions, now)
 
     def _end(self, handover: _Handover) -> list[GroupDecodeAction]:
         """When no leg is under way any more: the verdict, once."""
         if handover.open or handover.pending or self._open.get(handover.key) is not handover:
             return []
         del self._open[handover.key]
-        gaps = [gap for coverage in handover.coverage.values() if (gap := coverage.gap()) is not None]
+        parts = [part for coverage in handover.coverage.values() for part in coverage]
+        gaps = [gap for part in parts if (gap := part.gap()) is not None]
         if handover.failure is None and gaps:
             handover.failure = (Reason.KV_CORRUPT, f"never scattered: {gaps[0]}")
         if handover.failure is not None:

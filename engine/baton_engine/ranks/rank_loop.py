@@ -1,0 +1,151 @@
+"""The life of a rank: load a share, map the pool, carry out plans one after the other, report.
+
+One thread does all of this; another gives signs of life and looks whether the worker's process still lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import zlib
+from array import array
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import torch
+
+from baton_engine.collectives.collective import RankLostError, RankShare
+from baton_engine.collectives.shared_memory_collective import CollectiveParts, SharedMemoryCollective
+from baton_engine.memory.kv_pool import KvPool, kv_geometry
+from baton_engine.memory.shared_memory import SharedMemory
+from baton_engine.model.loading import DTYPES, LoadedModel, load_model
+from baton_engine.ranks.byte_ring import RingReader, RingWriter
+from baton_engine.ranks.checkpoint_digest import checkpoint_digest
+from baton_engine.ranks.planned_masks import PlannedMasks
+from baton_engine.ranks.rank_ends import RankEnds, attach_all
+from baton_engine.ranks.rank_frames import (
+    LayersWritten,
+    LoadShare,
+    MakeRunner,
+    RankCrashed,
+    RankFrame,
+    RankReady,
+    RankRefused,
+    RunStep,
+    ShareLoaded,
+    StepDone,
+    StepMasks,
+    ToRank,
+    WatchLayers,
+    decode_to_rank,
+    encode_frame,
+)
+from baton_engine.running.runner import ModelRunner
+from baton_engine.scheduling.step_plan import StepResult
+from baton_wire.log_format import chosen_format, configure_logging
+from baton_wire.models.errors import ModelError
+
+log = logging.getLogger("baton.rank")
+
+BEAT_S: Final = 0.25
+IDLE_S: Final = 3_600.0
+"""A rank may be idle for ever; its other thread watches the worker's process."""
+REPORT_S: Final = 60.0
+"""The worker's process reads reports at once."""
+CPU: Final = torch.device("cpu")
+
+Kind = TypeVar("Kind")
+
+
+class Rank:
+    """One rank, in the thread that carries out its plans."""
+
+    def __init__(self, share: RankShare, ends: RankEnds, sums: CollectiveParts) -> None:
+        self._share, self._ends = share, ends
+        self._reader, self._writer = RingReader(ends.orders), RingWriter(ends.reports)
+        self._collective = SharedMemoryCollective(share, sums)
+        self._masks = PlannedMasks(self._receive_masks)
+
+    def run(self) -> None:
+        """Load the share and carry out plans until this process is killed. Raises ModelError and MemoryError before
+        the first plan."""
+        order = _expect(self._receive(), LoadShare)
+        loaded = self._load(order)
+        model_hash = loaded.model_hash if self._share.rank == 0 else None
+        self.report(ShareLoaded(checkpoint_digest(order.model), model_hash, loaded.config.generates))
+        runner = self._make_runner(loaded, _expect(self._receive(), MakeRunner))
+        self.report(RankReady())
+        while True:
+            match self._receive():
+                case RunStep(plan, is_masked):
+                    self._masks.begin(is_masked=is_masked)
+                    runner.launch(plan)
+                    self._report_result(runner.collect())
+                case WatchLayers():
+                    runner.watch_layers(lambda step, layers: self.report(LayersWritten(step, layers)))
+                case frame:
+                    raise RankLostError(f"{type(frame).__name__} came between two steps")
+
+    def report(self, frame: RankFrame) -> None:
+        self._writer.send(encode_frame(frame), REPORT_S)
+
+    def _load(self, order: LoadShare) -> LoadedModel:
+        torch.set_num_threads(order.threads)
+        dtype = None if order.dtype is None else DTYPES[order.dtype]
+        return load_model(order.model, dtype, CPU, order.max_context_tokens, collective=self._collective)
+
+    def _make_runner(self, loaded: LoadedModel, order: MakeRunner) -> ModelRunner:
+        geometry = kv_geometry(loaded.share_config, loaded.dtype, order.block_tokens)
+        memory = SharedMemory(self._ends.pool, order.blocks * geometry.block_bytes)
+        memory.close_descriptor()
+        pool = KvPool(geometry, order.blocks, loaded.dtype, CPU, memory=memory.bytes)
+        return ModelRunner(
+            *(loaded, pool, order.max_slots, self._masks), decodes=order.decodes, hands_over=order.hands_over
+        )
+
+    def _report_result(self, result: StepResult) -> None:
+        drawn = array("q", [number for entry in result.tokens for number in (entry.slot, *entry.ids)])
+        is_first = self._share.rank == 0
+        self.report(StepDone(result.step, zlib.crc32(drawn.tobytes()), result if is_first else None))
+
+    def _receive(self) -> ToRank:
+        while (data := self._reader.receive(IDLE_S)) is None:
+            pass
+        return decode_to_rank(data)
+
+    def _receive_masks(self) -> StepMasks:
+        return _expect(self._receive(), StepMasks)
+
+
+def _expect(frame: ToRank, kind: type[Kind]) -> Kind:
+    if not isinstance(frame, kind):
+        raise RankLostError(f"{type(frame).__name__} came where {kind.__name__} was due")
+    return frame
+
+
+def run_rank(number: int, ranks: int, parent: int, descriptors: Sequence[int]) -> int:
+    """Run the rank to its end and return the process's exit status."""
+    configure_logging(os.environ.get("BATON_LOG_LEVEL", "INFO"), chosen_format(None, os.environ))
+    ends, sums = attach_all(descriptors, ranks)
+    rank = Rank(RankShare(number, ranks), ends, sums)
+    threading.Thread(target=_beat, args=(ends, parent), name="beat", daemon=True).start()
+    try:
+        rank.run()
+    except ModelError as error:
+        rank.report(RankRefused(str(error)))
+    except MemoryError as error:
+        rank.report(RankRefused(str(error) or "out of memory", is_memory=True))
+    except Exception as error:  # the outermost loop of this process
+        log.exception("rank %d failed", number)
+        rank.report(RankCrashed(f"{type(error).__name__}: {error}".partition("\n")[0]))
+    return 1
+
+
+def _beat(ends: RankEnds, parent: int) -> None:
+    """Give signs of life, and end this process when the worker's process is gone."""
+    while os.getppid() == parent:
+        ends.beats.add()
+        time.sleep(BEAT_S)
+    os._exit(1)

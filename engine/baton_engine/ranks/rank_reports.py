@@ -1,0 +1,87 @@
+"""Reports of the ranks, put together: a step is over when all ranks say so, and all must have drawn the same.
+
+Pure: the supervising thread feeds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from baton_engine.collectives.collective import RankLostError
+from baton_engine.ranks.rank_frames import LayersWritten, StepDone
+from baton_engine.scheduling.step_plan import StepResult
+
+MISSED_TICKS: Final = 8
+"""A rank without a sign of life for so many ticks is lost. Ticks are the supervisor's own, so that a machine that
+stands still for all processes at once loses none."""
+
+
+@dataclass(slots=True)
+class _Step:
+    drawn: dict[int, int] = field(default_factory=dict)
+    """By rank."""
+    result: StepResult | None = None
+    layers: dict[int, int] = field(default_factory=dict)
+    """By rank; layers that are written."""
+    announced: int = 0
+
+
+class RankReports:
+    """Reports of the steps that are under way."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._steps: dict[int, _Step] = {}
+
+    def add_layers(self, rank: int, report: LayersWritten) -> int | None:
+        """Take a report of layers. Returns how many layers all ranks have written, if that has grown."""
+        step = self._steps.setdefault(report.step, _Step())
+        step.layers[rank] = report.layers
+        written = min(step.layers.values()) if len(step.layers) == self._ranks else 0
+        if written <= step.announced:
+            return None
+        step.announced = written
+        return written
+
+    def add_done(self, rank: int, report: StepDone) -> bool:
+        """Take a report of a step that is over. Returns True when it is over at all ranks. Raises RankLostError when
+        two ranks drew different tokens."""
+        step = self._steps.setdefault(report.step, _Step())
+        step.drawn[rank] = report.drawn
+        if report.result is not None:
+            step.result = report.result
+        for other, drawn in step.drawn.items():
+            if drawn != report.drawn:
+                raise RankLostError(f"ranks {other} and {rank} drew different tokens in step {report.step}")
+        return self.is_done(report.step)
+
+    def is_done(self, number: int) -> bool:
+        step = self._steps.get(number)
+        return step is not None and len(step.drawn) == self._ranks
+
+    def take(self, number: int) -> StepResult:
+        """The result of a step that is over, once."""
+        result = self._steps.pop(number).result
+        if result is None:
+            raise RankLostError(f"the first rank reported step {number} without a result")
+        return result
+
+
+class Heartbeats:
+    """Signs of life of the ranks. A rank is watched from its first one on."""
+
+    def __init__(self, ranks: int) -> None:
+        self._missed: list[int | None] = [None] * ranks
+
+    def beat(self, rank: int) -> None:
+        self._missed[rank] = 0
+
+    def tick(self) -> int | None:
+        """Count one tick. Returns a rank that has given no sign for too long."""
+        for rank, missed in enumerate(self._missed):
+            if missed is not None:
+                self._missed[rank] = missed + 1
+                if missed + 1 >= MISSED_TICKS:
+                    return rank
+        return None

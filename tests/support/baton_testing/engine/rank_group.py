@@ -1,0 +1,60 @@
+"""Real rank processes over a tiny model, with their pools and a runner that plans for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from baton_engine.collectives.collective import RankLostError
+from baton_engine.grammars.row_masks import RowMasks
+from baton_engine.memory.kv_pool import KvPool, kv_geometry
+from baton_engine.model.model_directory import read_spec
+from baton_engine.ranks.rank_frames import LoadShare, MakeRunner, ShareLoaded
+from baton_engine.ranks.rank_processes import RankProcesses
+from baton_engine.ranks.ranked_runner import RankedRunner
+from baton_testing.engine.tiny_llama import FOLDER
+from baton_wire.models.sharding.shard_spec import shard_spec
+
+CPU = torch.device("cpu")
+BLOCK_TOKENS = 16
+
+
+@dataclass(slots=True)
+class RankGroup:
+    processes: RankProcesses
+    loaded: Sequence[ShareLoaded]
+    pools: Sequence[KvPool]
+    losses: list[RankLostError] = field(default_factory=list)
+
+    @property
+    def pids(self) -> list[int]:
+        return self.processes.pids
+
+    def runner(self, masks: RowMasks | None = None) -> RankedRunner:
+        """A runner for this group; nothing of an earlier one may be in flight."""
+        return RankedRunner(self.processes, masks)
+
+
+@contextmanager
+def rank_group(ranks: int, model: Path = FOLDER, blocks: int = 400, slots: int = 16) -> Iterator[RankGroup]:
+    """Ranks that are ready. They are killed at the end."""
+    processes = RankProcesses.start(ranks)
+    try:
+        loaded = processes.load(LoadShare(str(model), None, None, 1))
+        spec = read_spec(model)
+        shapes = [kv_geometry(shard_spec(spec, rank, ranks), torch.float32, BLOCK_TOKENS) for rank in range(ranks)]
+        order = MakeRunner(blocks, BLOCK_TOKENS, slots, decodes=True, hands_over=True)
+        memories = processes.make_runners(order, blocks * shapes[0].block_bytes)
+        pools = [
+            KvPool(shape, blocks, torch.float32, CPU, memory=memory.bytes)
+            for shape, memory in zip(shapes, memories, strict=True)
+        ]
+        group = RankGroup(processes, loaded, pools)
+        processes.watch_loss(group.losses.append)
+        yield group
+    finally:
+        processes.close()

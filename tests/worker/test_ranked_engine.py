@@ -1,0 +1,90 @@
+"""The engine of several ranks next to that of one: the same worker to the outside, sized over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from baton_testing.engine import tiny_llama
+from baton_testing.engine.structured_engine import structured_spec
+from baton_testing.engine.tiny_llama import FOLDER
+from baton_wire.messages.values import Role, SamplingParams
+from baton_worker.building import engine, ranked_engine
+from baton_worker.building.parts import EngineParts
+from baton_worker.config import parse
+from baton_worker.errors import ConfigError
+
+KV_BYTES = 24 << 20
+
+
+def flags_of(model: str, *more: str) -> list[str]:
+    return ["--model", model, "--served-name", "m", "--listen", "127.0.0.1:0", "--keys", "/nowhere", *more]
+
+
+@contextmanager
+def built(role: Role, *more: str, model: str = str(FOLDER)) -> Iterator[EngineParts]:
+    """The engine of a worker with these flags, ended afterwards."""
+    config = parse(role, flags_of(model, "--kv-cache-bytes", str(KV_BYTES), *more))
+    build = engine.build if config.tensor_parallel == 1 else ranked_engine.build
+    parts = build(config, lambda step, load, seconds: None)
+    try:
+        yield parts
+    finally:
+        if parts.masks is not None:
+            parts.masks.compiler.close()
+        parts.close()
+
+
+def test_several_ranks_are_one_worker_to_all_others() -> None:
+    with built(Role.DECODE) as one, built(Role.DECODE, "--tensor-parallel=2") as two:
+        assert two.fingerprint == one.fingerprint
+        assert two.geometry == one.geometry
+        assert two.limits == one.limits
+        assert two.landing_bytes == one.landing_bytes
+        assert [pool.num_blocks for pool in two.pools] == [one.pool.num_blocks] * 2
+        assert sum(pool.geometry.block_bytes for pool in two.pools) == one.geometry.block_bytes
+        assert two.scheduler.config == one.scheduler.config
+        assert two.costs == one.costs
+        assert list(two.stages) == ["weights", "ranks", "hand-over"]
+
+
+def test_heads_that_two_ranks_hold_count_twice_against_the_memory() -> None:
+    with built(Role.PREFILL, "--tensor-parallel=4") as four:
+        assert sum(pool.geometry.block_bytes for pool in four.pools) == 2 * four.geometry.block_bytes
+        assert four.pool.num_blocks == KV_BYTES // (2 * four.geometry.block_bytes)
+
+
+def greedy(parts: EngineParts, prompt: tuple[int, ...], tokens: int) -> list[int]:
+    sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
+    parts.scheduler.submit(structured_spec(1, prompt, sampling), 0.0)
+    ids: list[int] = []
+    for _ in range(10_000):
+        parts.stepper.turn(0.0)
+        ids += [token for event in parts.scheduler.events() for token in getattr(event, "ids", ())]
+        if parts.stepper.idle:
+            return ids
+    raise AssertionError("it goes on for ever")
+
+
+def test_random_weights_are_shared_too() -> None:
+    model = f"random://{FOLDER}/config.json?seed=3"
+    prompt = tiny_llama.chat_ids("Tell me about owls.")
+    with built(Role.DECODE, model=model) as one, built(Role.DECODE, "--tensor-parallel=2", model=model) as two:
+        assert two.fingerprint == one.fingerprint
+        assert greedy(two, prompt, 12) == greedy(one, prompt, 12)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--tensor-parallel=3",), r"argument --tensor-parallel: .*3 .*heads.*allowed: 1, 2, 4$"),
+        (("--tensor-parallel=2", "--max-context-tokens=4000"), "argument --model: max_context_tokens: 4000"),
+        (("--tensor-parallel=2", f"--kv-cache-bytes={1 << 45}"), "argument --kv-cache-bytes: .* is more than"),
+        (("--tensor-parallel=2", "--kv-cache-dtype=fp8"), "argument --kv-cache-dtype: fp8 with --device cpu"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_its_flag(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ranked_engine.build(parse(Role.DECODE, flags_of(str(FOLDER), *flags)), lambda step, load, seconds: None)

@@ -1,0 +1,1 @@
+"""Tensor parallelism: the part of a model that each rank of a worker holds. Plain values: no torch here."""

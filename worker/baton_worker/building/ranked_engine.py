@@ -1,0 +1,151 @@
+"""Build the engine of a worker with several ranks: the ranks are processes, and this one plans for them.
+
+This process holds no weights. It makes the memory of every rank's KV pool and maps it too, so that the hand-over and
+the prefix cache read and write all heads here, without another copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from baton_engine.memory.kv_pool import KvPool, kv_geometry
+from baton_engine.memory.shared_memory import SharedMemory
+from baton_engine.model.loading import DTYPES, RANDOM_SCHEME, default_dtype
+from baton_engine.model.model_directory import read_spec
+from baton_engine.model.servable import servable_config
+from baton_engine.model.step_cost import cost_model
+from baton_engine.ranks.checkpoint_digest import agreed_share
+from baton_engine.ranks.rank_frames import LoadShare, MakeRunner
+from baton_engine.ranks.rank_processes import RankProcesses
+from baton_engine.ranks.ranked_runner import RankedRunner
+from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.step_load import StepLoad
+from baton_kv_transfer.handover import Verify
+from baton_wire.kv_shape import KvGeometry
+from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.errors import ModelConfigError, ModelError
+from baton_wire.models.sharding.degrees import check_degree
+from baton_wire.models.sharding.shard_spec import shard_spec
+from baton_worker.building import block_budget as capacity
+from baton_worker.building.bundle_files import read_bundle
+from baton_worker.building.engine import BLOCK_TOKENS
+from baton_worker.building.memory_limit import free_bytes
+from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
+from baton_worker.building.served_model import (
+    LoadedFacts,
+    StartStages,
+    check_quantization,
+    config_path,
+    device_of,
+    fingerprint_of,
+    model_directory,
+    row_masks,
+)
+from baton_worker.building.tasks import encoding_limits
+from baton_worker.config import WorkerConfig
+from baton_worker.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], None]) -> EngineParts:
+    """Start the ranks, and load and size everything. Raises ConfigError with one line, and RankLostError."""
+    device_of(config)
+    torch.set_num_threads(1)
+    bundle = read_bundle(model_directory(config.model))
+    stages = StartStages()
+    served = _read_model(config)
+    with ExitStack() as ended:
+        try:
+            processes = RankProcesses.start(config.tensor_parallel)
+            ended.callback(processes.close)
+            model_hash, generates = _load(processes, config)
+            served = replace(served, config=replace(served.config, generates=generates))
+            encoding = encoding_limits(served.config, config.tasks)
+            stages.end("weights")
+            shapes, sized = _size(config, served)
+            decodes = config.lands or config.keep_answers
+            order = MakeRunner(
+                sized.blocks, shapes[0].block_tokens, config.max_sequences, decodes, hands_over=config.hands_over
+            )
+            memories = processes.make_runners(order, sized.blocks * shapes[0].block_bytes)
+        except ModelError as error:
+            raise ConfigError(f"argument --model: {error}") from error
+        except MemoryError as error:
+            raise ConfigError(f"argument --tensor-parallel: {config.tensor_parallel}: {error}") from error
+        stages.end("ranks")
+        pools = [_map_pool(config, served, *parts) for parts in zip(shapes, memories, strict=True)]
+        pools[0].warm_up()
+        stages.end("hand-over")
+        masks = row_masks(bundle, served.config.vocab_size, config.max_sequences, CPU)
+        scheduler = scheduler_of(config, pools[0], served.max_context_tokens, masks)
+        runner = RankedRunner(processes, masks)
+        geometry = kv_geometry(served.config, served.kv_dtype, shapes[0].block_tokens)
+        ended.pop_all()
+    return EngineParts(
+        bundle=bundle,
+        geometry=geometry,
+        pools=pools,
+        landing_bytes=sized.landing_bytes,
+        scheduler=scheduler,
+        stepper=Stepper(scheduler, runner, observe_step),
+        limits=limits_of(config, served.config.vocab_size, served.max_context_tokens, encoding=encoding),
+        fingerprint=fingerprint_of(served, model_hash, geometry, bundle),
+        watch_layers=runner.watch_layers,
+        masks=masks,
+        costs=cost_model(served.config, served.dtype.itemsize, geometry.element_bytes),
+        stages=stages.seconds,
+        watch_loss=processes.watch_loss,
+        close=processes.close,
+    )
+
+
+def _read_model(config: WorkerConfig) -> LoadedFacts:
+    """The model as its files describe it, without its weights. Raises ConfigError."""
+    try:
+        check_quantization(config)
+        spec = _read_spec(config.model)
+        context = spec.context_within(config.max_context_tokens)
+    except ModelError as error:
+        raise ConfigError(f"argument --model: {error}") from error
+    try:
+        check_degree(spec, config.tensor_parallel)
+    except ModelConfigError as error:
+        raise ConfigError(f"argument --tensor-parallel: {error}") from error
+    dtype = default_dtype(spec, CPU) if config.dtype == "auto" else DTYPES[config.dtype]
+    return LoadedFacts(spec, dtype, dtype, context)
+
+
+def _read_spec(model: str) -> DecoderSpec:
+    return servable_config(config_path(model)) if model.startswith(RANDOM_SCHEME) else read_spec(Path(model))
+
+
+def _load(processes: RankProcesses, config: WorkerConfig) -> tuple[str, bool]:
+    """Let the ranks load their shares. Returns the model's hash and whether it generates. Raises ModelError."""
+    dtype = None if config.dtype == "auto" else config.dtype
+    order = LoadShare(config.model, dtype, config.max_context_tokens, config.threads)
+    return agreed_share(processes.load(order))
+
+
+def _size(config: WorkerConfig, served: LoadedFacts) -> tuple[list[KvGeometry], capacity.Capacity]:
+    """The shape of each rank's pool, and what fits. Memory is counted over all ranks. Raises ConfigError."""
+    ranks = config.tensor_parallel
+    block_tokens = config.block_tokens or BLOCK_TOKENS["cpu"]
+    shapes = [
+        kv_geometry(shard_spec(served.config, rank, ranks), served.kv_dtype, block_tokens) for rank in range(ranks)
+    ]
+    held = replace(shapes[0], kv_heads=sum(shape.kv_heads for shape in shapes))
+    budget = capacity.kv_budget(config.kv_cache_bytes, free_bytes("cpu"), "cpu")
+    sized = capacity.decide(held, served.max_context_tokens, budget, config.landing_bytes, lands=config.lands)
+    return shapes, sized
+
+
+def _map_pool(config: WorkerConfig, served: LoadedFacts, shape: KvGeometry, memory: SharedMemory) -> KvPool:
+    blocks = memory.size // shape.block_bytes
+    is_checked = config.verify == Verify.FULL
+    return KvPool(shape, blocks, served.kv_dtype, CPU, with_checksums=is_checked, memory=memory.bytes)
