@@ -54,10 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         command_line(frozenset()).print_help()
         return 0
-    return _run(commands[options.command], options)
+    return run_command(commands[options.command], options)
 
 
-def _run(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+def run_command(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run a command, and turn an expected error into one line and an exit status."""
     from baton_control.errors import ManifestError, OperatorError
     from baton_local.errors import LocalError, NotRunningError, StartError
     from baton_wire.errors import BadMessageError

@@ -38,11 +38,20 @@ class ExplainOptions:
 
 def run_explain(options: ExplainOptions) -> int:
     """Ask and print. Returns 1 where no record was found. Raises LocalError."""
-    slowest = DEFAULT_SLOWEST if options.id is None and options.slowest is None else options.slowest
-    query = RecordQuery(options.id, options.tenant, options.missed, slowest)
+    query = query_of(options)
     url, token = _gateway(options)
-    answer = ask_gateways(url, query, token)
-    print(_format(answer, options))
+    return print_answer(ask_gateways(url, query, token), query, options.format)
+
+
+def query_of(options: ExplainOptions) -> RecordQuery:
+    """Make the query that the options ask for."""
+    slowest = DEFAULT_SLOWEST if options.id is None and options.slowest is None else options.slowest
+    return RecordQuery(options.id, options.tenant, options.missed, slowest)
+
+
+def print_answer(answer: FoundRecords, query: RecordQuery, form: str) -> int:
+    """Print the records in a form, and what the answer may lack. Returns 1 where no record was found."""
+    print(_format(answer, query, form))
     for text in _gaps(answer, query):
         print(f"baton: {text}", file=sys.stderr)
     return 0 if answer.records else 1
@@ -62,14 +71,14 @@ def _gateway(options: ExplainOptions) -> tuple[str, str | None]:
     return f"http://127.0.0.1:{port}", None
 
 
-def _format(answer: FoundRecords, options: ExplainOptions) -> str:
-    if options.format == "perfetto":
+def _format(answer: FoundRecords, query: RecordQuery, form: str) -> str:
+    if form == "perfetto":
         return json.dumps(trace_events(answer.records))
-    if options.format == "json":
+    if form == "json":
         return msgspec.json.encode({"records": answer.records, "silent": answer.silent}).decode()
     if not answer.records:
         return "no record was found"
-    if options.id is None:
+    if query.id is None:
         worst = max(answer.records, key=lambda record: record.duration_ns)
         return f"{list_records(answer.records)}\n\nThe slowest:\n\n{tell_story(worst)}"
     return "\n\n".join(map(tell_story, answer.records))

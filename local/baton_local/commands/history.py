@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -39,7 +40,11 @@ def run_history(options: HistoryOptions, wall_s: float | None = None) -> int:
         entries = read_history(find_run(base_directory(), options.name, must_run=False).history).history.entries
     else:
         entries = _read(options.file).entries
-    now = time.time() if wall_s is None else wall_s
+    return print_history(entries, options, time.time() if wall_s is None else wall_s)
+
+
+def print_history(entries: Iterable[HistoryChange], options: HistoryOptions, now: float) -> int:
+    """Print the changes that are asked for. `now`: the wall clock."""
     shown = [change for change in entries if _is_wanted(change, options, now)]
     print(as_json(shown) if options.format == "json" else as_text(shown))
     return 0

@@ -13,11 +13,16 @@ KINDS = ("decision", "limit", "restart", "spec", "version")
 def add_options(parser: argparse.ArgumentParser, name_help: str) -> None:
     """Add them to the parser of the command."""
     parser.add_argument("--name", metavar="NAME", help=name_help)
+    add_filter_options(parser)
+    parser.add_argument(
+        "--file", metavar="FILE", help="history of a cluster's ConfigMap (-: stdin; default: this machine's)"
+    )
+
+
+def add_filter_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose changes and their form."""
     parser.add_argument("--since", type=some_seconds, metavar="TIME", help="only changes of the last TIME, such as 24h")
     parser.add_argument("--kind", choices=KINDS, help="only changes of this kind")
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="form of the output (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--file", metavar="FILE", help="history of a cluster's ConfigMap (-: stdin; default: this machine's)"
     )

@@ -70,6 +70,7 @@ class ClusterCall:
     ask: Ask
     context: str
     namespace: str
+    connection: KubeConnection
 
 
 def connect(context: str | None, namespace: str | None, limit_s: float) -> ClusterCall:
@@ -94,7 +95,7 @@ def connect(context: str | None, namespace: str | None, limit_s: float) -> Clust
     if not isinstance(connection, KubeConnection):
         raise ClusterRefusal(str(connection))
     space = namespace or str((chosen.get("context") or {}).get("namespace") or "default")
-    return ClusterCall(partial(_ask, connection, limit_s), name, space)
+    return ClusterCall(partial(_ask, connection, limit_s), name, space, connection)
 
 
 def _connection_or_why(context: str) -> KubeConnection | str:

@@ -80,7 +80,7 @@ def ask_gateways(url: str, query: RecordQuery, token: str | None) -> FoundRecord
             pages.append(page)
     if not pages:
         raise LocalError(f"no gateway answered: {'; '.join(silent)}")
-    return _found(pages, silent, query)
+    return merge_answers(pages, silent, query)
 
 
 def _split(url: str) -> tuple[bool, str, int]:
@@ -96,7 +96,7 @@ def _split(url: str) -> tuple[bool, str, int]:
     return is_tls, host, port or (443 if is_tls else 80)
 
 
-def _found(pages: list[RecordsPage], silent: list[str], query: RecordQuery) -> FoundRecords:
+def merge_answers(pages: list[RecordsPage], silent: list[str], query: RecordQuery) -> FoundRecords:
     """Merge the pages. A gateway with two addresses answers twice; replicas may have processes of the same pid."""
     merged = merge_pages(query, pages)
     processes = {(process.pid, process.epoch): process for process in merged.processes}.values()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -121,17 +123,52 @@ def _gateway_state(gateway: ProcessRecord | None) -> GatewayState:
     if gateway is None or gateway.admin_port is None:
         return GatewayState()
     raw = get_json(f"http://127.0.0.1:{gateway.admin_port}", "/state")
-    if raw is None:
+    return GatewayState() if raw is None else merge_gateways([raw])
+
+
+def merge_gateways(pages: Sequence[Mapping[str, object]]) -> GatewayState:
+    """Merge the state pages of gateways. Raises msgspec.ValidationError for a page that is no gateway's."""
+    if not pages:
         return GatewayState()
-    state = msgspec.convert(raw, _GatewayPage)
-    links = {worker.address: worker.state for worker in state.workers}
-    ttft, tpot = state.latency.get("ttft"), state.latency.get("tpot")
-    running, waiting = (
-        sum(process.requests_running for process in state.processes),
-        sum(process.requests_waiting for process in state.processes),
+    states = [msgspec.convert(page, _GatewayPage) for page in pages]
+    ttft, tpot = ([state.latency.get(name) for state in states] for name in ("ttft", "tpot"))
+    links = {worker.address: worker.state for state in reversed(states) for worker in state.workers}
+    processes = [process for state in states for process in state.processes]
+    return GatewayState(
+        links,
+        _merge(ttft),
+        _merge(tpot),
+        _merge(map(_minute, ttft)),
+        _merge(map(_minute, tpot)),
+        _merge_cache([state.cache for state in states if state.cache is not None]),
+        sum(process.requests_running for process in processes),
+        sum(process.requests_waiting for process in processes),
+        _merge_tenants(tenant for state in states for tenant in state.tenants),
     )
-    latencies = _whole(ttft), _whole(tpot), _minute(ttft), _minute(tpot)
-    return GatewayState(links, *latencies, state.cache, running, waiting, state.tenants)
+
+
+def _merge_cache(uses: Sequence[ObservedCacheUse]) -> ObservedCacheUse | None:
+    if not uses:
+        return None
+    moved: Counter[str] = Counter()
+    for use in uses:
+        moved.update(use.moved_sessions)
+    return ObservedCacheUse(
+        sum(use.prompt_tokens for use in uses),
+        sum(use.cached_tokens for use in uses),
+        sum(use.cacheable_tokens for use in uses),
+        dict(moved),
+    )
+
+
+def _merge_tenants(tenants: Iterable[ObservedTenant]) -> tuple[ObservedTenant, ...]:
+    sums: dict[str, ObservedTenant] = {}
+    for tenant in tenants:
+        before = sums.get(tenant.name, ObservedTenant(tenant.name, 0, 0))
+        sums[tenant.name] = ObservedTenant(
+            tenant.name, before.running + tenant.running, before.waiting + tenant.waiting
+        )
+    return tuple(sorted(sums.values(), key=lambda tenant: (-tenant.running - tenant.waiting, tenant.name)))
 
 
 class _LinkedWorker(msgspec.Struct, frozen=True):
@@ -168,22 +205,23 @@ class _GatewayPage(msgspec.Struct, frozen=True):
     cache: ObservedCacheUse | None = None
 
 
-def _minute(latency: _Latency | None) -> Sketch:
-    return _whole(None if latency is None else latency.last_minute)
+def _minute(latency: _Latency | None) -> _Distribution | None:
+    return None if latency is None else latency.last_minute
 
 
-def _whole(latency: _Distribution | None) -> Sketch:
-    sketches = [] if latency is None else [latency.sketch]
+def _merge(latencies: Iterable[_Distribution | None]) -> Sketch:
+    sketches = [latency.sketch for latency in latencies if latency is not None]
     return merged(SketchData(sketch.ratio, sketch.sum_s, sketch.buckets) for sketch in sketches)
 
 
 def _worker_state(process: ProcessRecord) -> ObservedWorker | None:
     """The state of a worker. None: it does not answer, or not with a worker's state page."""
+    return worker_state(get_json(f"http://{process.address}", "/state")) if process.address else None
+
+
+def worker_state(page: object) -> ObservedWorker | None:
+    """Read a worker's state page; None: it is none."""
     try:
-        return (
-            msgspec.convert(get_json(f"http://{process.address}", "/state"), ObservedWorker)
-            if process.address
-            else None
-        )
+        return msgspec.convert(page, ObservedWorker)
     except msgspec.ValidationError:
         return None

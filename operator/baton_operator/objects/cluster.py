@@ -23,6 +23,8 @@ from baton_wire.log_format import LOG_FORMAT_VARIABLE, LogFormat
 from baton_wire.messages.values import Role
 
 HTTP_PORT, PAIR_PORT, OPERATOR_PORT = 8000, 8001, 8443
+ADMIN_ADDRESS = "127.0.0.1:8002"
+"""The gateway's admin listener, for `kubectl port-forward`: no other Pod reaches a loopback address."""
 MODEL_PATH, KEYS_PATH, RUN_PATH = "/model", "/etc/baton/keys", "/run/baton"
 TLS_PATH, API_KEYS_PATH, TENANTS_PATH = "/etc/baton/tls", "/etc/baton/api-keys", "/etc/baton/tenants"
 LEDGER_PATH = "/tmp/ledger"

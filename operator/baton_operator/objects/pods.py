@@ -19,6 +19,7 @@ from baton_control.spec.pools import PoolSpec
 from baton_control.worker_specs import WorkerSpec, gateway_spec, instance_arguments, pool_spec, worker_spec
 from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import (
+    ADMIN_ADDRESS,
     API_KEYS_PATH,
     HTTP_PORT,
     KEYS_PATH,
@@ -162,6 +163,8 @@ def _container(
     spec: WorkerSpec, platform: Platform, image: str, second_port: int | None, pool: PoolSpec | None = None
 ) -> Manifest:
     second = None if second_port is None else f"{ANY_ADDRESS}:{second_port}"
+    if spec.role is Role.GATEWAY:
+        second = ADMIN_ADDRESS
     more = instance_arguments(spec.role, f"{ANY_ADDRESS}:{HTTP_PORT}", f"{RUN_PATH}/announce.json", second)
     if platform.metrics_compat:
         more = (*more, f"--metrics-compat={platform.metrics_compat}")

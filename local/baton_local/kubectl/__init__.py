@@ -1,0 +1,1 @@
+"""`kubectl baton`: a deployment on a cluster, seen from outside with the rights of the caller's kubeconfig."""

@@ -1,0 +1,232 @@
+"""`kubectl baton` against an API server that forwards ports to gateways' and workers' pages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from aiohttp import web
+
+from baton_gateway.page.static_files import DATA
+from baton_gateway.records.record_query import ProcessRecords, RecordsPage
+from baton_gateway.reporting.state_page import ProcessReport, state_body
+from baton_local.fleet.observation import Link, ObservedWorker, Transfer
+from baton_local.kubectl.__main__ import main
+from baton_local.kubectl.cluster_record import run_record
+from baton_local.kubectl.pod_access import ADMIN_PORT
+from baton_local.kubectl.pod_logs import merge_lines, parse_lines
+from baton_operator.objects.cluster import ADMIN_ADDRESS
+from baton_testing.threaded_server import serve_in_thread
+from baton_wire.messages.measures import SketchData
+
+API = "/apis/baton.dev/v1alpha1/namespaces/team-a/llmdeployments"
+PODS = "/api/v1/namespaces/team-a/pods"
+READY = [{"type": "Ready", "status": "True"}]
+DEPLOYMENT: dict[str, Any] = {
+    "metadata": {"name": "chat", "namespace": "team-a"},
+    "spec": {
+        "model": {"servedName": "tiny"},
+        "slo": {"ttft": {"target": "500ms", "percentile": 95}, "tpot": {"target": "25ms", "percentile": 95}},
+        "prefill": {"replicas": {"min": 1, "max": 2}},
+        "decode": {"replicas": {"min": 1, "max": 3}},
+    },
+    "status": {
+        "summary": "Serving",
+        "conditions": [*READY, {"type": "ScalingLimited", "status": "True", "message": "decode is at its maximum"}],
+        "prefill": {"desired": 1, "ready": 1},
+        "decode": {"desired": 3, "ready": 3},
+        "slo": {"ttft": "p95 412ms/500ms"},
+        "scalingDecisions": [
+            {"time": "2026-11-29T10:00:00Z", "pool": "decode", "from": 2, "to": 3, "reason": "TPOT p95 40 ms"}
+        ],
+    },
+}
+
+
+def pod(name: str, role: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"baton.dev/role": role, "baton.dev/deployment": "chat"}},
+        "spec": {"containers": [{"name": role}]},
+        "status": {"podIP": "10.0.0.1", "conditions": READY, "containerStatuses": [{"restartCount": 1}]},
+    }
+
+
+GATEWAY = ProcessReport(
+    1, "e", 3, 2, 1, 0, (), SketchData(), SketchData(), tenants={"batch": (2, 2)}
+)  # fmt: skip
+HISTORY = {
+    "entries": [{"at": 1000.0, "kind": "decision", "subject": "decode", "text": "2 to 3: TPOT"}],
+    "reasons": {"decode": "decode 3: at its maximum"},
+}
+RECORDS = RecordsPage([], [ProcessRecords(pid=1, epoch="e", kept=4, fell_out=5)], [])
+WORKER = ObservedWorker(64, 32, 1000, 5, 1, Transfer("tcp", 2, 4500, 0, (Link("10.0.0.9:8001", "tcp", 3e8),)))
+
+
+class FakeCluster:
+    """A namespace with one deployment. `closed`: Pods whose ports refuse, `stuck`: those that never answer."""
+
+    def __init__(self) -> None:
+        self.pods = [pod("chat-gateway-a", "gateway"), pod("chat-gateway-b", "gateway"), pod("chat-decode-0", "decode")]
+        self.forbidden, self.closed, self.stuck = "", set[str](), set[str]()
+        self.logs = {
+            "chat-gateway-a": "2026-11-29T10:00:00.5Z first\n2026-11-29T10:00:02Z third\n",
+            "chat-decode-0": "2026-11-29T10:00:01.123456789Z second\x1b[2J\n",
+        }
+        self.pages = {
+            "/state": state_body([GATEWAY]),
+            DATA: json.dumps({"history": HISTORY}).encode(),
+            "/requests": msgspec.json.encode(RECORDS),
+        }
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if self.forbidden and request.path.endswith(self.forbidden):
+            return web.json_response({"kind": "Status", "message": "forbidden"}, status=403)
+        if request.path == API:
+            return web.json_response({"items": [DEPLOYMENT]})
+        if request.path == PODS:
+            return web.json_response({"items": self.pods})
+        name, _, what = request.path.removeprefix(f"{PODS}/").partition("/")
+        if what == "log":
+            assert request.query["timestamps"] == "true"
+            return web.Response(text=self.logs.get(name, ""))
+        assert what == "portforward"
+        assert request.headers["Authorization"] == "Bearer t"
+        return await self.forward(request, name, int(request.query["ports"]))
+
+    async def forward(self, request: web.Request, name: str, port: int) -> web.StreamResponse:
+        socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+        await socket.prepare(request)
+        for channel in (0, 1):
+            await socket.send_bytes(bytes([channel]) + port.to_bytes(2, "little"))
+        if name in self.closed:
+            await socket.send_bytes(b"\x01connection refused")
+        elif name in self.stuck:
+            await asyncio.sleep(60)
+        else:
+            line = (await socket.receive_bytes()).decode()[1:].split("\r\n")
+            path = line[0].split()[1].partition("?")[0]
+            body = msgspec.json.encode(WORKER) if port == 8000 else self.pages[path]
+            assert f"Host: 127.0.0.1:{port}" in line, "the admin listener takes no other"
+            content = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+            for start in range(0, len(content), 100):
+                await socket.send_bytes(b"\x00" + content[start : start + 100])
+        await socket.close()
+        return socket
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    fake, app = FakeCluster(), web.Application()
+    app.router.add_route("*", "/{path:.*}", fake.answer)
+    with serve_in_thread(app) as url:
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "prod",
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "prod", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}],
+        }  # fmt: skip
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        yield fake
+
+
+def test_get_lists_pools_with_targets_and_reasons(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["get", "--timeout", "60s"]) == 0
+    out = capsys.readouterr().out
+    assert "p95 412ms/500ms" in out
+    assert "chat: limited: decode is at its maximum" in out
+    assert "chat: decode 2 to 3 at 2026-11-29T10:00:00Z: TPOT p95 40 ms" in out
+
+
+def test_top_adds_up_all_gateway_pods_and_names_those_that_are_silent(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--once", "--format", "json", "--timeout", "60s"]) == 0
+    page = json.loads(capsys.readouterr().out)
+    assert (page["running"], page["queue"]["gateway"]) == (6, 4)
+    assert page["tenants"][0] | {"share": None} == {"name": "batch", "running": 4, "waiting": 4, "share": None}
+    assert page["pools"]["decode"]["reason"] == "decode 3: at its maximum"
+    assert page["pools"]["decode"]["kv_used"] == 0.5
+    cluster.closed = {"chat-gateway-b"}
+    assert main(["top", "--once", "--timeout", "60s"]) == 0
+    captured = capsys.readouterr()
+    assert "gateway: 3 running, 2 waiting" in captured.out
+    assert "chat-gateway-b (port 8002: connection refused) did not answer" in captured.err
+
+
+def test_explain_asks_every_gateway_pod_and_a_silent_one_costs_one_deadline(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.stuck = {"chat-gateway-b"}
+    assert main(["explain", "id-1", "--timeout", "8s"]) == 1
+    captured = capsys.readouterr()
+    assert "no record was found" in captured.out
+    assert "chat-gateway-b (no answer within 8 s) did not answer" in captured.err
+    cluster.closed, cluster.stuck = {"chat-gateway-a", "chat-gateway-b"}, set()
+    assert main(["explain", "--timeout", "60s"]) == 1
+    assert "no gateway answered: chat-gateway-a (port 8002" in capsys.readouterr().err
+
+
+def test_history_comes_from_the_gateways(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", "--kind", "decision", "--timeout", "60s"]) == 0
+    assert "2 to 3: TPOT" in capsys.readouterr().out
+
+
+def test_logs_are_merged_by_time_and_move_no_cursor(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "--timeout", "60s"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(" | ")[2] for line in lines] == ["first", "second [2J", "third"]
+    assert main(["logs", "decode", "--timeout", "60s"]) == 0
+    assert "first" not in capsys.readouterr().out
+    assert main(["logs", "nothing"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "command", "right"),
+    [
+        ("/llmdeployments", ["get"], "list llmdeployments.baton.dev"),
+        ("/pods", ["top", "--once"], "list pods"),
+        ("/portforward", ["explain"], "get pods/portforward"),
+        ("/log", ["logs"], "get pods/log"),
+    ],
+)
+def test_a_missing_right_is_named_by_verb_and_resource(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], path: str, command: list[str], right: str
+) -> None:
+    cluster.forbidden = path
+    assert main([*command, "--timeout", "60s"]) == 1
+    assert f"may not {right} in the namespace team-a" in capsys.readouterr().err
+
+
+def test_an_unknown_deployment_is_refused_with_the_names_that_are_there(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--once", "--name", "chta", "--timeout", "60s"]) == 2
+    assert "there are chat" in capsys.readouterr().err
+
+
+def test_the_port_is_where_the_operator_has_gateways_listen() -> None:
+    assert f"127.0.0.1:{ADMIN_PORT}" == ADMIN_ADDRESS
+
+
+def test_a_pod_that_is_not_ready_has_its_reason_as_phase() -> None:
+    crashing = pod("chat-decode-1", "decode")
+    crashing["status"] = {"containerStatuses": [{"state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}
+    pending = pod("chat-decode-2", "decode")
+    pending["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
+    record = run_record(DEPLOYMENT, [crashing, pending], {})
+    assert [process.phase for process in record.processes] == ["CrashLoopBackOff", "Unschedulable"]
+    assert record.limits == {"prefill": (1, 2), "decode": (1, 3)}
+    assert record.wanted == {"prefill": 1, "decode": 3}
+
+
+def test_time_stamps_of_different_lengths_sort_by_time() -> None:
+    early, late = b"2026-11-29T10:00:00Z a\n", b"2026-11-29T10:00:00.1Z b\n"
+    assert [line.text for line in merge_lines([parse_lines("x", late, ""), parse_lines("y", early, "")])] == ["a", "b"]
+    assert parse_lines("x", late, "2026-11-29T10:00:00.100000000Z") == []
