@@ -25,7 +25,7 @@ MODULES = (
     "baton_engine.scheduling.scheduler",
     "baton_kv_transfer.layout",
     "baton_kv_transfer.prefill.machine",
-    "baton_local.batch.lenient_id",
+    "baton_gateway.batches.lenient_id",
     "baton_local.fetching.model_argument",
     "baton_local.load_test.length_distribution",
     "baton_local.load_test.rate_search",

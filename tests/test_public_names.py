@@ -110,7 +110,7 @@ DOCUMENTS: Mapping[str, Any] = {
 }
 WRITTEN_BY_HAND = {
     "access log": "gateway/baton_gateway/http_api/access_log.py",
-    "batch": "local/baton_local/batch/*.py",
+    "batch": "gateway/baton_gateway/batches/lines.py",
     "simulate --json": "local/baton_local/commands/simul*.py",
 }
 """JSON made of dict literals."""

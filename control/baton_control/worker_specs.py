@@ -61,6 +61,8 @@ class Site:
     """Folder with the compiled table of LLMTenants, for a deployment with `gateway.tenants`."""
     ledger_path: str | None = None
     """Folder in which gateways record what requests use; None: they do not."""
+    batches_path: str | None = None
+    """Folder of files and batches; None: gateways do not serve them."""
     operator_url: str | None = None
     """URL for the gateways' telemetry, without the `/{namespace}/{name}` of the deployment; None: none is sent."""
     paced_path: str | None = None
@@ -150,6 +152,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         *((f"--allowed-origins={','.join(spec.gateway.allowed_origins)}",) if spec.gateway.allowed_origins else ()),
         *_tracing(deployment),
         *_ledger(site),
+        *(() if site.batches_path is None else (f"--batch-folder={site.batches_path}",)),
         *_drain(site),
     )
     argv = (site.python, "-m", MODULES[Role.GATEWAY], *arguments)

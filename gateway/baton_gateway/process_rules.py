@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from baton_gateway.batches.batch_desk import BatchDesk
+from baton_gateway.batches.file_store import FileBounds
 from baton_gateway.http_api.routes import ApiOptions
 from baton_gateway.ledger.request_ledger import RequestLedger, open_ledger
 from baton_gateway.reporting.metrics import GatewayMetrics
@@ -84,3 +86,15 @@ def open_own_ledger(settings: Settings, metrics: GatewayMetrics) -> RequestLedge
         )
     except OSError as error:
         raise SettingsError(f"--ledger: {error.filename or settings.ledger}: {error.strerror or error}") from error
+
+
+def open_batch_desk(settings: Settings, metrics: GatewayMetrics) -> BatchDesk | None:
+    """Open the folder of files and batches. Raises SettingsError where it cannot be used."""
+    if settings.batch_folder is None:
+        return None
+    bounds = FileBounds(settings.batch_file_mib << 20, settings.batch_tenant_mib << 20, settings.batch_tenant_files)
+    try:
+        return BatchDesk(settings.batch_folder, bounds, settings.batch_concurrency, metrics)
+    except OSError as error:
+        message = f"--batch-folder: {error.filename or settings.batch_folder}: {error.strerror or error}"
+        raise SettingsError(message) from error

@@ -32,6 +32,7 @@ from baton_gateway.process_rules import (
     admission_limits,
     api_options,
     connection_limits,
+    open_batch_desk,
     open_own_ledger,
     relay_rules,
 )
@@ -131,7 +132,9 @@ class GatewayServer:
         parts = ApiParts(
             *(self.relay, self.table, self.tenants, limits, self._templates, self.metrics, self.budget, self._accounts),
             *(self.desk, self.page, Viewers(self.tenants, keys, is_local=is_loopback(settings.listen[0]))),
+            *(keys, open_batch_desk(settings, self.metrics)),
         )
+        self.batches = parts.batches
         self.api = HttpApi(parts, api_options(settings), self.health_problems)
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
@@ -178,6 +181,8 @@ class GatewayServer:
             self.traces.start()
         if self.ledger is not None:
             self.ledger.start()
+        if self.batches is not None:
+            self.batches.start(self.api.lines)
         limits, accounts = connection_limits(self._settings), self._accounts.listener
         self._http = BoundedServer(self.api.handle, limits, _log, not_http, accounts)
         self._http.begin(listening, None if self._certificate is None else self._certificate.context)
@@ -198,6 +203,8 @@ class GatewayServer:
     async def stop(self) -> None:
         """Let open requests finish within the drain time, then end everything."""
         self.api.drain()
+        if self.batches is not None:
+            await self.batches.stop()
         try:
             async with asyncio.timeout(self._settings.drain_s):
                 await self.relay.until_idle()

@@ -109,6 +109,12 @@ class Settings:
     """`files` of that folder, or `stdout`."""
     ledger_full: str
     """`serve`: requests that cannot be recorded are served; `refuse`: they are refused."""
+    batch_folder: Path | None
+    """The folder of files and batches; None: they are not served."""
+    batch_concurrency: int
+    batch_file_mib: int
+    batch_tenant_mib: int
+    batch_tenant_files: int
     tracing_endpoint: str | None
     """Where a collector takes OTLP over HTTP; None: no traces."""
     tracing_sample_ratio: float
@@ -279,6 +285,16 @@ FLAGS = (
         "serve",
         "of requests that cannot be recorded: serve them and count them, or refuse them (default %(default)s)",
     ),
+    Flag("batch-folder", DIR, None, "folder of /v1/files and /v1/batches, see docs/batches.md (default: none)"),
+    Flag(
+        "batch-concurrency",
+        count(1, 10_000),
+        64,
+        "lines of batches at work or waiting for it, per process (default %(default)s)",
+    ),
+    Flag("batch-file-mib", count(1, 1 << 20), 512, "most of an uploaded file (default %(default)s)"),
+    Flag("batch-tenant-mib", count(1, 1 << 30), 10_240, "most of a tenant's files together (default %(default)s)"),
+    Flag("batch-tenant-files", count(1, 100_000), 1_000, "most files of a tenant (default %(default)s)"),
     Flag("tracing-endpoint", OTLP, None, "OTLP over HTTP, http://HOST:4318: export traces (default: none)"),
     Flag(
         "tracing-sample-ratio",

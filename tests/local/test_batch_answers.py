@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from baton_gateway.batches.lines import BatchLine, answer_line, answered_id
 from baton_local.batch.answers import Answers
-from baton_local.batch.lines import BatchLine, answer_line, answered_id
 from baton_local.errors import LocalError, StartError
 
 A, B, C = (answer_line(name, 200, b'{"x":1}') for name in "abc")

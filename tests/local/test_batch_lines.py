@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from baton_local.batch import lines
-from baton_local.batch.lines import BadLine, BatchLine, answer_line, answered_id, read_lines
+from baton_gateway.batches import lines
+from baton_gateway.batches.lines import BadLine, BatchLine, answer_line, answered_id, read_lines
+from baton_local.batch.input_file import read_input
 from baton_local.errors import StartError
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
@@ -124,7 +125,7 @@ def test_a_mended_line_is_another(tmp_path: Path) -> None:
 
 def test_a_missing_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="in: No such file"):
-        list(read_lines(tmp_path / "in"))
+        list(read_input(tmp_path / "in"))
 
 
 def test_an_answer_is_what_openai_writes() -> None:

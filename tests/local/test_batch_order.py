@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton_local.batch.lines import BatchLine
+from baton_gateway.batches.lines import BatchLine
 from baton_local.batch.order import LEAST_ROWS, WINDOW, WINDOW_BYTES, Balance, TokenDemand, demand_of, windows
 
 

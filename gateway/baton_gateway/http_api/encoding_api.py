@@ -117,11 +117,11 @@ class EncodingApi:
         assert head is not None
         arguments = (live, parsed, head, results, usage)
         if sum(map(len, results)) <= PIECE_BYTES:
-            return await self._send(request, _body(*arguments))
-        return await self._send(request, await asyncio.to_thread(_body, *arguments))
+            return await self._send(request, encoding_body(*arguments))
+        return await self._send(request, await asyncio.to_thread(encoding_body, *arguments))
 
 
-def _body(
+def encoding_body(
     live: LiveRequest,
     request: EncodeRequest,
     head: AnswerHead,

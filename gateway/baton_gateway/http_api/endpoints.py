@@ -78,7 +78,7 @@ def not_http(status: int, message: str) -> web.StreamResponse:
 _AUDIO = "Run a speech model on a server such as vLLM or Speaches."
 _IMAGES = "Run an image model on a server of its own."
 _STORED = "Answers are not stored: send the whole conversation with each request."
-_BATCHES = "`baton batch` answers files of requests; over HTTP send them one by one."
+_BATCHES = "This gateway has no --batch-folder; `baton batch` answers files of requests without one."
 
 _REASONS = {
     "/embeddings": "This path is not served; embeddings are at /v1/embeddings.",

@@ -22,9 +22,11 @@ from baton_gateway.apis.messages_answer import MESSAGES
 from baton_gateway.apis.messages_request import parse_message, parse_token_count
 from baton_gateway.apis.responses_answer import response_error_body
 from baton_gateway.apis.responses_request import parse_response
+from baton_gateway.batches.batch_desk import BatchDesk
 from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.helper_processes.process_lane import HealthProblem
 from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, choose_request_id
+from baton_gateway.http_api.batch_api import BatchApi, pattern_of
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
 from baton_gateway.http_api.encoding_api import EncodingApi
 from baton_gateway.http_api.endpoints import (
@@ -34,6 +36,7 @@ from baton_gateway.http_api.endpoints import (
     messages_endpoint,
     problem_response,
 )
+from baton_gateway.http_api.line_answering import LineAnswering
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
 from baton_gateway.http_api.loop_accounts import LoopAccounts
 from baton_gateway.http_api.memory_budget import MemoryBudget
@@ -97,6 +100,9 @@ class ApiParts:
     desk: RecordDesk
     page: PageDesk
     viewers: Viewers
+    keys: KeyDirectory
+    batches: BatchDesk | None = None
+    """None: files and batches are not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +153,14 @@ class HttpApi:
             parts.limits,
             self._body,
             self._send,
-            lambda: self._options.unknown_fields,
+            self._unknown_fields,
             lambda: self.is_draining,
+        )
+        batches = parts.batches and BatchApi(
+            parts.batches, parts.table, self._body, self._unknown_fields, lambda: self.is_draining
+        )
+        self.lines = LineAnswering(
+            parts.relay, names, parts.tenants, parts.limits, parts.budget, parts.accounts, self._unknown_fields
         )
         self._endpoints = {
             "/v1/chat/completions": HttpEndpoint(("POST",), self._chat),
@@ -161,6 +173,7 @@ class HttpApi:
             "/v1/messages": messages_endpoint(self._message),
             "/v1/messages/count_tokens": messages_endpoint(self._count_tokens),
             **encoding.endpoints(),
+            **(batches.endpoints() if batches else {}),
             "/tokenize": HttpEndpoint(("POST",), self._tokenize),
             "/detokenize": HttpEndpoint(("POST",), self._detokenize),
             "/tokenizer_info": HttpEndpoint(("GET",), self._tokenizer_info),
@@ -184,6 +197,9 @@ class HttpApi:
         return {path: endpoint.methods for path, endpoint in self._endpoints.items()} | {
             f"{MODELS}/{{id}}": self._model.methods
         }
+
+    def _unknown_fields(self) -> UnknownFields:
+        return self._options.unknown_fields
 
     def reconfigure(self, options: ApiOptions) -> None:
         """Apply other options to requests that arrive from now on; the origins stay."""
@@ -296,6 +312,8 @@ class HttpApi:
             path, endpoint = f"{MODELS}/{{id}}", self._model
         if endpoint is None and is_static(path):
             path, endpoint = PAGE, self._endpoints[PAGE]
+        if endpoint is None and (pattern := pattern_of(path)) is not None:
+            path, endpoint = pattern, self._endpoints.get(pattern)
         if endpoint is None:
             raise RefusedError(find_unsupported(path) or errors.unknown_url(self._endpoints))
         exchange.path, exchange.is_probe = path, endpoint.is_open

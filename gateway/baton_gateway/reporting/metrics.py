@@ -31,6 +31,8 @@ _LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0
 ROUTES = ("disaggregated", "local", "kept", "encoded")
 LAG_EVERY_S = 0.02
 """A block that begins between two timers is measured shorter by at most this. A timer costs some 20 us."""
+BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
+LINE_RESULTS = ("completed", "failed", "expired", "retried")
 STATUSES = ("200", "400", "401", "404", "405", "408", "413", "415", "429", "499", "500", "502", "503", "504", "other")
 
 
@@ -206,6 +208,18 @@ class GatewayMetrics:
         """Count requests by what became of them in the ledger, from any thread."""
         self._ledger[result].inc(requests)
 
+    def batch_ended(self, status: str) -> None:
+        self._batches[status].inc()
+
+    def batch_lines(self, result: str, lines: int = 1) -> None:
+        """Count lines of batches by what became of them."""
+        self._batch_lines[result].inc(lines)
+
+    def sample_batches(self, running: int, paused: int) -> None:
+        """Sampled once a second, where there are batches."""
+        self._batches_running.set(running)
+        self._batches_paused.set(paused)
+
     def lagged(self, seconds: float) -> None:
         self._lag.observe(seconds)
 
@@ -267,6 +281,10 @@ class GatewayMetrics:
         self._traces = {result: traces.labels(result.value) for result in TraceResult}
         ledger = counter("ledger_requests", "Requests by what became of them in the ledger", "result")
         self._ledger = {result: ledger.labels(result.value) for result in LedgerResult}
+        batches = counter("batches", "Batches that ended, by their status", "status")
+        self._batches = {status: batches.labels(status) for status in BATCH_ENDS}
+        lines = counter("batch_lines", "Lines of batches, by what became of them", "result")
+        self._batch_lines = {result: lines.labels(result) for result in LINE_RESULTS}
         self._stalled = counter("stalled_clients", "Streams cancelled because the client did not read")
 
     def _make_gauges(self, registry: CollectorRegistry) -> None:
@@ -277,6 +295,8 @@ class GatewayMetrics:
         self._waiting = gauge("requests_waiting", "Requests waiting for their turn")
         self._ledger_waiting = gauge("ledger_waiting", "Requests in the ledger's table: open, or not written yet")
         self._ledger_failing = gauge("ledger_failing", "Gateway processes whose ledger could not be written last time")
+        self._batches_running = gauge("batches_running", "Batches that gateway processes work on")
+        self._batches_paused = gauge("batches_paused", "Batches that pause because their folder cannot be written")
         workers = gauge("links", "Live links to workers, counted for every gateway process", "role")
         self._workers = {role: workers.labels(role.value) for role in POOL_ROLES}
 

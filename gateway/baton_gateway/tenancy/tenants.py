@@ -136,6 +136,14 @@ class Tenants:
         """The LLMTenant of this name; None: there is none that may be used."""
         return None if name in self._file_names else self._by_name.get(name)
 
+    def by_name(self, name: str) -> Tenant | None:
+        """The tenant of this name, for work that it left here; None: there is none at present."""
+        if self.is_open:
+            return DEFAULT_TENANT if name == DEFAULT_TENANT.name else None
+        if name in self._file_names and self._files is not None:
+            return next((tenant for tenant in self._files.by_digest.values() if tenant.name == name), None)
+        return self._by_name.get(name)
+
     def conflicts(self) -> tuple[TenantConflict, ...]:
         """The LLMTenants that a key file keeps from being used."""
         if self._files is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from baton_local.batch.lines import ANSWER_PREFIX, answered_id
+from baton_gateway.batches.lines import ANSWER_PREFIX, answered_id
 from baton_local.errors import LocalError, StartError
 
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)

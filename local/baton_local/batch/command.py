@@ -18,13 +18,14 @@ from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device, Site, worker_spec
 from baton_engine.model.loading import DTYPES, RANDOM_SCHEME
 from baton_gateway.answers.formats import DETECTED_FORMATS, FormatNames
+from baton_gateway.batches.lines import BadLine
 from baton_gateway.text.revision_text import load_text_model
 from baton_gateway.workers.request_limits import ModelLimits
 from baton_local.argument_types import device, integer, size, volume
 from baton_local.batch.answers import Answers
 from baton_local.batch.execution import GPU_BLOCK_TOKENS, BatchRun, Progress
+from baton_local.batch.input_file import read_input
 from baton_local.batch.jobs import Desk
-from baton_local.batch.lines import BadLine, read_lines
 from baton_local.command_parser import add_renamed
 from baton_local.errors import StartError
 from baton_local.fetching.local_model import deployment_from_manifest, fetch_local_model
@@ -72,7 +73,7 @@ def _run(config: WorkerConfig, options: argparse.Namespace, answers: Answers, le
         engine = build(config, lambda step, load, seconds: None, alone=True)
     except ConfigError as error:
         raise StartError(str(error)) from error
-    lines = (line for line in read_lines(options.input) if line.id not in done)
+    lines = (line for line in read_input(options.input) if line.id not in done)
     run = BatchRun(engine, _desk(config.served_name, engine, options), lines, answers)
     began_s = time.monotonic()
     try:
@@ -94,7 +95,7 @@ def _counts(path: Path, done: set[str]) -> tuple[int, int, int]:
     a request."""
     total = left = bad_left = requests = 0
     first: BadLine | None = None
-    for line in read_lines(path):
+    for line in read_input(path):
         is_bad, is_left = isinstance(line, BadLine), line.id not in done
         total, left, bad_left = total + 1, left + is_left, bad_left + (is_bad and is_left)
         if isinstance(line, BadLine):

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
 from baton_engine.scheduling.events import Drawn, Failed, PromptEncoded, PromptScored, SchedulerEvent
+from baton_gateway.batches.lines import BadLine, BatchLine, answer_line, refusal_text
 from baton_local.batch.encoding_job import EncodingJob
 from baton_local.batch.jobs import Desk, Job, Refusal, failure
-from baton_local.batch.lines import BadLine, BatchLine, answer_line, refusal_text
 from baton_local.batch.order import Balance, windows
 from baton_wire.messages.values import RequestKey
 from baton_worker.building.parts import EngineParts

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from baton_engine.scheduling.events import Drawn, PromptScored, SequenceSpec
 from baton_gateway.answers.parse_plan import ParsePlan
+from baton_gateway.batches.lines import EMBEDDINGS, BadLine, BatchLine, answer_line
 from baton_gateway.errors import Problem, internal_error, model_not_found, task_not_served, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.openai_api.collected_message import CollectedMessage
@@ -56,7 +57,6 @@ from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.request_limits import ModelLimits
 from baton_local.batch.encoding_job import EncodingJob
-from baton_local.batch.lines import EMBEDDINGS, BadLine, BatchLine, answer_line
 from baton_wire.messages.encoding import EncodingLimits
 from baton_wire.messages.values import Finish, Grammar, RequestKey
 

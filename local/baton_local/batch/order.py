@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from baton_local.batch.lines import EMBEDDINGS, BadLine, BatchLine
+from baton_gateway.batches.lines import EMBEDDINGS, BadLine, BatchLine
 
 WINDOW: Final = 4_096
 """Lines that are ordered together in memory."""

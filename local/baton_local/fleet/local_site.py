@@ -34,6 +34,7 @@ def local_site(
         drain_s=DRAIN_S,
         worker_drain_s=longest_s,
         ledger_path=str(run.ledger),
+        batches_path=str(run.batches),
         operator_url=f"http://{LOOPBACK}:{link_port}/gateways",
         paced_path=None if emulation is None else str(run.paced),
     )

@@ -62,6 +62,11 @@ class RunDir:
         return self.root / "ledger"
 
     @property
+    def batches(self) -> Path:
+        """The files and batches of `/v1/files` and `/v1/batches`."""
+        return self.root / "batches"
+
+    @property
     def announcements(self) -> Path:
         return self.root / "announce"
 
@@ -283,7 +288,7 @@ def _private_directory(path: Path) -> None:
 
 
 def _clear(run: RunDir, keep_logs: bool) -> None:
-    names = {run.lock.name, run.sizing.name, run.ledger.name, run.history.name}
+    names = {run.lock.name, run.sizing.name, run.ledger.name, run.history.name, run.batches.name}
     names |= {run.logs.name} if keep_logs else set()
     for path in run.root.iterdir():
         if path.name in names:

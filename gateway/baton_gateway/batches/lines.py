@@ -10,7 +10,6 @@ line's `custom_id`, unless that cannot be read or belongs to another line.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,13 +17,12 @@ from typing import IO, Any, Final
 
 import msgspec
 
+from baton_gateway.batches.lenient_id import lenient_id
 from baton_gateway.errors import INVALID, Problem
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.openai_api.json_body import BYTE_ORDER_MARK, count_json, parse_object
 from baton_gateway.openai_api.response_encoding import error_body
 from baton_gateway.workers.request_limits import body_limits
-from baton_local.batch.lenient_id import lenient_id
-from baton_local.errors import StartError
 
 EMBEDDINGS: Final = "/v1/embeddings"
 URLS: Final = ("/v1/chat/completions", "/v1/completions", EMBEDDINGS)
@@ -47,6 +45,8 @@ class BatchLine:
     body: dict[str, Any]
     size: int = field(default=0, compare=False)
     """Bytes of the line."""
+    number: int = field(default=0, compare=False)
+    """Line number, from 1."""
 
     @property
     def id(self) -> str:
@@ -66,6 +66,7 @@ class BadLine:
     """Id of the answer, derived from number and bytes: a corrected line has another one."""
     size: int = field(default=0, compare=False)
     """Bytes of the line in memory: none."""
+    code: str = field(default="invalid_line", compare=False)
 
     def answer(self) -> bytes:
         """The line for the output file."""
@@ -75,16 +76,20 @@ class BadLine:
 
 
 def read_lines(path: Path) -> Iterator[BatchLine | BadLine]:
-    """The lines in order; blank ones are skipped. Raises StartError when the file cannot be read."""
+    """The lines in order; blank ones are skipped. Raises OSError."""
     seen: dict[bytes, int] = {}
-    try:
-        with path.open("rb") as file:
-            for number, raw in enumerate(_raw_lines(file), start=1):
-                if not raw.strip():
-                    continue
+    with path.open("rb") as file:
+        for number, raw in enumerate(_raw_lines(file), start=1):
+            if raw.strip():
                 yield _own(_parse(raw, number), raw, number, seen)
-    except OSError as error:
-        raise StartError(f"{path}: {os.strerror(error.errno or 0)}") from error
+
+
+def read_checked_lines(path: Path) -> Iterator[BatchLine]:
+    """Yield the requests of a file in which no line is invalid and no id occurs twice. Raises OSError."""
+    with path.open("rb") as file:
+        for number, raw in enumerate(_raw_lines(file), start=1):
+            if raw.strip() and isinstance(line := _parse(raw, number), BatchLine):
+                yield line
 
 
 def _own(line: BatchLine | BadLine, raw: bytes, number: int, seen: dict[bytes, int]) -> BatchLine | BadLine:
@@ -99,7 +104,8 @@ def _own(line: BatchLine | BadLine, raw: bytes, number: int, seen: dict[bytes, i
     first = seen.setdefault(digest, number)
     if first == number:
         return line
-    return _bad(raw, number, f"custom_id: {line.custom_id!r} occurs twice, first in line {first}", None)
+    bad = _bad(raw, number, f"custom_id: {line.custom_id!r} occurs twice, first in line {first}", None)
+    return replace(bad, code="duplicate_custom_id")
 
 
 def _raw_lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -133,7 +139,7 @@ def _parse(raw: bytes, number: int) -> BatchLine | BadLine:
         return _bad(raw, number, f"url: must be one of {', '.join(URLS)}", custom_id)
     if not isinstance(body, dict):
         return _bad(raw, number, "body: must be an object", custom_id)
-    return BatchLine(custom_id, url, body, len(raw))
+    return BatchLine(custom_id, url, body, len(raw), number)
 
 
 def _shown(value: object) -> str:
@@ -151,13 +157,32 @@ def _answer_id(kind: bytes, data: bytes) -> str:
     return f"batch_req_{hashlib.blake2b(data, digest_size=12, person=kind).hexdigest()}"
 
 
-def answer_line(custom_id: str, status: int, body: bytes) -> bytes:
-    """The answer to a request. `body` is a JSON object."""
-    return _answer(_answer_id(b"", custom_id.encode()), custom_id, status, body, None)
+def answer_line(custom_id: str, status: int, body: bytes, request_id: str = "") -> bytes:
+    """The answer to a request. `body` is a JSON object; `request_id`: the id in logs and in the ledger, if there is
+    one."""
+    return _answer(_answer_id(b"", custom_id.encode()), custom_id, status, body, None, request_id)
 
 
-def _answer(id_: str, custom_id: str | None, status: int, body: bytes, error: dict[str, object] | None) -> bytes:
-    request_id = id_.replace("batch_", "", 1)
+def unanswered_line(custom_id: str, code: str, message: str) -> bytes:
+    """The line about a request that was not answered."""
+    fields = {
+        "id": _answer_id(b"", custom_id.encode()),
+        "custom_id": custom_id,
+        "response": None,
+        "error": {"code": code, "message": message},
+    }
+    return msgspec.json.encode(fields) + b"\n"
+
+
+def _answer(
+    id_: str,
+    custom_id: str | None,
+    status: int,
+    body: bytes,
+    error: dict[str, object] | None,
+    request_id: str = "",
+) -> bytes:
+    request_id = request_id or id_.replace("batch_", "", 1)
     response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
     fields = {"id": id_, "custom_id": custom_id, "response": response, "error": error}
     return msgspec.json.encode(fields) + b"\n"

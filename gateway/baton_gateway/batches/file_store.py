@@ -1,0 +1,219 @@
+"""The files of tenants: uploads, listing, reading and deletion, within the bounds of each tenant. Every call blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from baton_gateway.batches.folder import FILE_ID, TenantFolder, new_file_id, write_whole
+from baton_gateway.batches.refusals import file_not_found, quota_exceeded
+from baton_gateway.errors import RefusedError
+
+KEPT_S: Final = 30 * 86_400
+"""How long a file is kept where its upload names no other time."""
+STALE_UPLOAD_S: Final = 3_600.0
+"""An upload whose bytes stopped coming this long ago is removed."""
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """One file of a tenant."""
+
+    id: str
+    name: str
+    size: int
+    purpose: str
+    created_at: int
+    expires_at: int
+
+    def shown(self) -> dict[str, Any]:
+        """The file in OpenAI's form."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.size,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "filename": self.name,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FileBounds:
+    """How much one tenant may store."""
+
+    file_bytes: int = 512 << 20
+    all_bytes: int = 10 << 30
+    number: int = 1_000
+
+
+class Upload:
+    """Bytes that arrive, until they are a file or are thrown away. Used by one thread at a time."""
+
+    def __init__(self, folder: TenantFolder, most_bytes: int) -> None:
+        """Raises OSError."""
+        self.id = new_file_id()
+        self.size = 0
+        self.most_bytes = most_bytes
+        self._folder = folder
+        self._path: Path | None = folder.uploads / self.id
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+
+    def write(self, content: bytes) -> None:
+        """Append bytes. Raises OSError."""
+        left = memoryview(content)
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+        self.size += len(content)
+
+    def finish(self, name: str, purpose: str, kept_s: int, bounds: FileBounds) -> StoredFile:
+        """Make it a file. Raises RefusedError above the tenant's bounds, OSError."""
+        assert self._path is not None
+        os.fsync(self._descriptor)
+        now = int(time.time())
+        file = StoredFile(self.id, name, self.size, purpose, now, now + kept_s)
+        with self._folder.lock():
+            _check_bounds(self._folder, bounds, self.size)
+            self._path.rename(self._folder.files / f"{self.id}.data")
+            self._path = self._folder.files / f"{self.id}.data"
+            write_whole(self._folder.files / f"{self.id}.json", msgspec.json.encode(file))
+        self._path = None
+        return file
+
+    def close(self) -> None:
+        """Throw the bytes away unless they are a file."""
+        os.close(self._descriptor)
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+
+class FileStore:
+    """The files of all tenants in one folder."""
+
+    def __init__(self, root: Path, bounds: FileBounds) -> None:
+        self._root = root
+        self.bounds = bounds
+
+    def folder(self, tenant: str) -> TenantFolder:
+        return TenantFolder(self._root, tenant)
+
+    def open_upload(self, tenant: str) -> Upload:
+        """Begin an upload. Raises RefusedError if the tenant has no room for another file, OSError."""
+        folder = self.folder(tenant)
+        folder.make()
+        room = _check_bounds(folder, self.bounds, 0)
+        return Upload(folder, min(self.bounds.file_bytes, room))
+
+    def list_all(self, tenant: str) -> list[StoredFile]:
+        """Return the tenant's files, the newest first. Raises OSError."""
+        files = [file for file in _read_files(self.folder(tenant)) if file.expires_at > time.time()]
+        return sorted(files, key=lambda file: (-file.created_at, file.id))
+
+    def find(self, tenant: str, file_id: str) -> StoredFile:
+        """Return a file of the tenant. Raises RefusedError (404), OSError."""
+        file = None
+        if FILE_ID.fullmatch(file_id):
+            file = _read_file(self.folder(tenant).files / f"{file_id}.json")
+        if file is None or file.expires_at <= time.time():
+            raise RefusedError(file_not_found(file_id))
+        return file
+
+    def open_content(self, tenant: str, file_id: str) -> int:
+        """Return a descriptor of the file's bytes. Raises RefusedError (404), OSError."""
+        file = self.find(tenant, file_id)
+        try:
+            return os.open(self.folder(tenant).files / f"{file.id}.data", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise RefusedError(file_not_found(file_id)) from error
+
+    def delete(self, tenant: str, file_id: str) -> None:
+        """Delete a file. Raises RefusedError (404), OSError."""
+        file = self.find(tenant, file_id)
+        remove_file(self.folder(tenant), file.id)
+
+    def sweep(self, now_s: float, in_use: frozenset[str]) -> None:
+        """Delete expired files and dead uploads of every tenant. `in_use`: ids of inputs of batches. Raises OSError."""
+        for path in (self._root / "tenants").iterdir():
+            for entry in _entries(path / "files"):
+                if not entry.name.endswith(".json") or entry.name.startswith("."):
+                    continue
+                file = _read_file(Path(entry.path))
+                if file is not None and file.expires_at <= now_s and file.id not in in_use:
+                    _unlink(path / "files", file.id)
+            for entry in _entries(path / "uploads"):
+                with contextlib.suppress(FileNotFoundError):
+                    if abs(now_s - entry.stat().st_mtime) > STALE_UPLOAD_S:
+                        os.unlink(entry.path)
+
+
+def publish(folder: TenantFolder, source: Path, file: StoredFile) -> None:
+    """Make a finished file of answers one of the tenant's files. May be repeated after a kill. Raises OSError."""
+    target = folder.files / f"{file.id}.data"
+    with folder.lock():
+        if source.exists():
+            source.rename(target)
+        if not (folder.files / f"{file.id}.json").exists():
+            sized = msgspec.structs.replace(file, size=target.stat().st_size)
+            write_whole(folder.files / f"{file.id}.json", msgspec.json.encode(sized))
+
+
+def is_published(folder: TenantFolder, file_id: str) -> bool:
+    """Return whether the bytes of a file of answers are in place."""
+    return (folder.files / f"{file_id}.data").exists()
+
+
+def remove_file(folder: TenantFolder, file_id: str) -> None:
+    """Delete a file: first what says that it exists. Raises OSError."""
+    with folder.lock():
+        _unlink(folder.files, file_id)
+
+
+def _unlink(files: Path, file_id: str) -> None:
+    (files / f"{file_id}.json").unlink(missing_ok=True)
+    (files / f"{file_id}.data").unlink(missing_ok=True)
+
+
+def _check_bounds(folder: TenantFolder, bounds: FileBounds, size: int) -> int:
+    """Return how many bytes more the tenant may store. Raises RefusedError."""
+    files = list(_read_files(folder))
+    if len(files) >= bounds.number:
+        raise RefusedError(quota_exceeded(f"You have {len(files)} files, and may have {bounds.number}."))
+    used = sum(file.size for file in files)
+    if used + max(size, 1) > bounds.all_bytes:
+        message = f"Your files have {used} bytes, and may have {bounds.all_bytes} together."
+        raise RefusedError(quota_exceeded(message))
+    return bounds.all_bytes - used
+
+
+def _read_files(folder: TenantFolder) -> Iterator[StoredFile]:
+    for entry in _entries(folder.files):
+        if entry.name.endswith(".json") and not entry.name.startswith("."):
+            file = _read_file(Path(entry.path))
+            if file is not None:
+                yield file
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+
+
+def _read_file(path: Path) -> StoredFile | None:
+    """Return what a file is; None: it is gone, or a damaged disk."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=StoredFile)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None

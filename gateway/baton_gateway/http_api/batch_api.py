@@ -1,0 +1,273 @@
+"""The endpoints of files and batches, with OpenAI's objects. A tenant sees its own alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar, TypeVarTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+from aiohttp import web
+
+from baton_gateway.batches.batch_desk import BatchDesk
+from baton_gateway.batches.batch_record import WINDOW, batch_object
+from baton_gateway.batches.batch_store import BatchPlan, page_of
+from baton_gateway.batches.lines import URLS
+from baton_gateway.batches.refusals import storage_full, too_many_uploads
+from baton_gateway.errors import RefusedError, invalid, shutting_down
+from baton_gateway.http_api.access_log import EXCHANGE
+from baton_gateway.http_api.endpoints import HttpEndpoint
+from baton_gateway.http_api.lookups import JSON, SERVER
+from baton_gateway.http_api.request_body import RequestBody
+from baton_gateway.http_api.upload_body import read_upload
+from baton_gateway.openai_api.openai_fields import Fields, UnknownFields, wrong_type
+from baton_gateway.openai_api.streaming_writer import STALL_S
+from baton_gateway.requests.tenant import Tenant
+from baton_gateway.workers.linked_workers import WorkerTable
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+FILES: Final = "/v1/files"
+BATCHES: Final = "/v1/batches"
+MAX_UPLOADS: Final = 4
+"""Uploads of one tenant at the same time, per process."""
+MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
+PIECE_BYTES: Final = 256 << 10
+_encode = msgspec.json.Encoder().encode
+
+
+class BatchApi:
+    """The handlers of one process."""
+
+    def __init__(
+        self,
+        desk: BatchDesk,
+        table: WorkerTable,
+        open_body: Callable[[web.BaseRequest, Tenant], RequestBody],
+        unknown_fields: Callable[[], UnknownFields],
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._desk, self._table, self._open_body = desk, table, open_body
+        self._unknown_fields, self._is_draining = unknown_fields, is_draining
+        self._uploads: Counter[str] = Counter()
+
+    def endpoints(self) -> dict[str, HttpEndpoint]:
+        """The paths with their endpoints; `{id}` stands for one segment."""
+        return {
+            FILES: HttpEndpoint(("GET", "POST"), self._by_method(self._list_files, self._upload)),
+            f"{FILES}/{{id}}": HttpEndpoint(("GET", "DELETE"), self._by_method(self._file, self._delete)),
+            f"{FILES}/{{id}}/content": HttpEndpoint(("GET",), self._content),
+            BATCHES: HttpEndpoint(("GET", "POST"), self._by_method(self._list_batches, self._create)),
+            f"{BATCHES}/{{id}}": HttpEndpoint(("GET",), self._batch),
+            f"{BATCHES}/{{id}}/cancel": HttpEndpoint(("POST",), self._cancel),
+        }
+
+    def _by_method(
+        self,
+        get: Callable[[web.BaseRequest, Tenant], Awaitable[web.StreamResponse]],
+        other: Callable[[web.BaseRequest, Tenant], Awaitable[web.StreamResponse]],
+    ) -> Callable[[web.BaseRequest, Tenant], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+            return await (get if request.method == "GET" else other)(request, tenant)
+
+        return handle
+
+    # Files ------------------------------------------------------------------------------------------------------------
+
+    async def _upload(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        if self._is_draining():
+            raise RefusedError(shutting_down())
+        if self._uploads[tenant.name] >= MAX_UPLOADS:
+            raise RefusedError(too_many_uploads(MAX_UPLOADS))
+        self._uploads[tenant.name] += 1
+        files = self._desk.files
+        try:
+            with self._open_body(request, tenant) as body:
+                upload = await self._disk(files.open_upload, tenant.name)
+                try:
+                    with _disk_errors():
+                        form = await read_upload(request, upload, body.charged.take)
+                    purpose, kept_s, name = form.purpose(), form.kept_s(), form.end()
+                    file = await self._disk(upload.finish, name, purpose, kept_s, files.bounds)
+                finally:
+                    await asyncio.shield(asyncio.to_thread(upload.close))
+        finally:
+            self._uploads[tenant.name] -= 1
+            self._uploads += Counter()
+        return _json(file.shown())
+
+    async def _list_files(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        query = Query(request)
+        purpose = query.text("purpose")
+        after, limit, order = query.text("after"), query.limit(10_000, 10_000), query.order()
+        query.end()
+        files = await self._disk(self._desk.files.list_all, tenant.name)
+        shown = [file.shown() for file in files if purpose in (None, file.purpose)]
+        return _json(page_of(shown if order == "desc" else shown[::-1], after, limit))
+
+    async def _file(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        file = await self._disk(self._desk.files.find, tenant.name, _id(request))
+        return _json(file.shown())
+
+    async def _delete(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        file_id = _id(request)
+        await self._disk(self._desk.store.delete_file, tenant.name, file_id)
+        return _json({"id": file_id, "object": "file", "deleted": True})
+
+    async def _content(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        descriptor = await self._disk(self._desk.files.open_content, tenant.name, _id(request))
+        try:
+            size = os.fstat(descriptor).st_size
+            headers = {"Content-Type": "application/jsonl", "Content-Length": str(size), **SERVER}
+            response = web.StreamResponse(headers=headers | request[EXCHANGE].headers)
+            await response.prepare(request)
+            sent = 0
+            while sent < size:
+                piece = await self._disk(os.pread, descriptor, min(PIECE_BYTES, size - sent), sent)
+                if not piece:
+                    raise ConnectionResetError("the file is shorter than it was")
+                sent += len(piece)
+                async with asyncio.timeout(STALL_S):
+                    await response.write(piece)
+            async with asyncio.timeout(STALL_S):
+                await response.write_eof()
+            return response
+        except TimeoutError as error:
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError("the client does not read") from error
+        finally:
+            os.close(descriptor)
+
+    # Batches ----------------------------------------------------------------------------------------------------------
+
+    async def _create(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        if self._is_draining():
+            raise RefusedError(shutting_down())
+        with self._open_body(request, tenant) as body:
+            raw = await body.read_object(self._table.body_limits)
+            plan, ignored = parse_batch(raw, self._unknown_fields())
+            request[EXCHANGE].name_ignored(ignored)
+            record = await self._disk(self._desk.store.create, tenant.name, plan)
+        self._desk.wake.set()
+        record, wish = await self._disk(self._desk.store.find, tenant.name, record.id)
+        return _json(batch_object(record, wish))
+
+    async def _list_batches(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        query = Query(request)
+        after, limit = query.text("after"), query.limit(20, 100)
+        query.end()
+        batches = await self._disk(self._desk.store.list_all, tenant.name)
+        return _json(page_of([batch_object(record, wish) for record, wish in batches], after, limit))
+
+    async def _batch(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        record, wish = await self._disk(self._desk.store.find, tenant.name, _id(request))
+        return _json(batch_object(record, wish))
+
+    async def _cancel(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        record, wish = await self._disk(self._desk.store.cancel, tenant.name, _id(request))
+        return _json(batch_object(record, wish))
+
+    async def _disk(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Do work that waits for the disk in a thread. Raises RefusedError where the disk fails."""
+        with _disk_errors():
+            return await asyncio.to_thread(work, *arguments)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Any:
+    """Errors of the disk become what clients are refused with; those of connections stay."""
+    try:
+        yield
+    except (ConnectionError, TimeoutError):
+        raise
+    except OSError as error:
+        raise RefusedError(storage_full()) from error
+
+
+def parse_batch(raw: dict[str, Any], unknown: UnknownFields) -> tuple[BatchPlan, tuple[str, ...]]:
+    """Parse the body of a new batch; returns also the names of fields that were ignored. Raises RefusedError."""
+    fields = Fields(raw)
+    endpoint, file_id = fields.require("endpoint"), fields.require("input_file_id")
+    if endpoint not in URLS:
+        raise invalid("endpoint", f"'endpoint' must be one of {', '.join(URLS)}.")
+    if not isinstance(file_id, str):
+        raise wrong_type("input_file_id", "a string")
+    if fields.require("completion_window") != WINDOW:
+        raise invalid("completion_window", f"'completion_window' must be {WINDOW}.")
+    metadata = _metadata(fields.take("metadata"))
+    return BatchPlan(endpoint, file_id, metadata), fields.end(unknown)
+
+
+def _metadata(value: Any) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise wrong_type("metadata", "an object of strings")
+    if len(value) > MAX_METADATA:
+        raise invalid("metadata", f"'metadata' has {len(value)} keys; at most {MAX_METADATA} are allowed.", "too_long")
+    for key, text in value.items():
+        if len(key) > MAX_KEY_CHARS:
+            raise invalid("metadata", f"'metadata' has a key of more than {MAX_KEY_CHARS} characters.", "too_long")
+        if not isinstance(text, str):
+            raise wrong_type(f"metadata.{key}", "a string")
+        if len(text) > MAX_VALUE_CHARS:
+            message = f"'metadata.{key}' has more than {MAX_VALUE_CHARS} characters."
+            raise invalid(f"metadata.{key}", message, "too_long")
+    return value
+
+
+class Query:
+    """The query of a list."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        self._left = dict(parse_qsl(request.raw_path.partition("?")[2], keep_blank_values=True, max_num_fields=16))
+
+    def text(self, name: str) -> str | None:
+        return self._left.pop(name, None)
+
+    def limit(self, default: int, most: int) -> int:
+        """Raises RefusedError."""
+        text = self._left.pop("limit", str(default))
+        if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= most):
+            raise invalid("limit", f"'limit' must be between 1 and {most}.", "out_of_range")
+        return int(text)
+
+    def order(self) -> str:
+        """Raises RefusedError."""
+        order = self._left.pop("order", "desc")
+        if order not in ("asc", "desc"):
+            raise invalid("order", "'order' must be asc or desc.")
+        return order
+
+    def end(self) -> None:
+        """Raises RefusedError for a parameter that was not read."""
+        if self._left:
+            name = next(iter(self._left))[:64]
+            raise invalid(name, f"Unknown parameter '{name}'.", "unknown_parameter")
+
+
+def pattern_of(path: str) -> str | None:
+    """The path with `{id}` for the id of a file or a batch; None: it has no id.
+
+    >>> pattern_of("/v1/files/file-1/content")
+    '/v1/files/{id}/content'
+    """
+    for root in (FILES, BATCHES):
+        if path.startswith(root + "/"):
+            name, slash, rest = path[len(root) + 1 :].partition("/")
+            return f"{root}/{{id}}{slash}{rest}" if name else None
+    return None
+
+
+def _id(request: web.BaseRequest) -> str:
+    """The id in the path of a request."""
+    return request.raw_path.partition("?")[0].split("/")[3]
+
+
+def _json(content: dict[str, Any]) -> web.Response:
+    return web.Response(body=_encode(content), headers=JSON)
