@@ -28,11 +28,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from baton_engine.memory.blocks import BlockPool, BlockState
 from baton_engine.scheduling.step_load import StepLoad
+from baton_gateway.batches.lines import BatchLine
 from baton_gateway.text.revision_text import load_text_model
 from baton_gateway.workers.request_limits import ModelLimits
 from baton_local.batch.execution import GPU_BLOCK_TOKENS, BatchRun
 from baton_local.batch.jobs import Desk
-from baton_gateway.batches.lines import BatchLine
 from baton_wire.messages.values import Role
 from baton_worker.building.engine import build
 from baton_worker.building.parts import EngineParts
