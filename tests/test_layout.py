@@ -27,6 +27,7 @@ PACKAGES = (
 RULE_OF_THUMB_LINES = 400
 MAX_LINES = 600
 LONGER: dict[str, str] = {
+    "control/baton_control/rollout.py": "one planner: its facts, its rules and their order",
     "gateway/baton_gateway/workers/linked_workers.py": "one worker's reports and the table of all workers",
     "local/baton_local/options.py": "one table: every command with its options",
     "operator/baton_operator/schema/cel.py": "one table of rules",

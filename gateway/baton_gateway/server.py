@@ -132,7 +132,7 @@ class GatewayServer:
         parts = ApiParts(
             *(self.relay, self.table, self.tenants, limits, self._templates, self.metrics, self.budget, self._accounts),
             *(self.desk, self.page, Viewers(self.tenants, keys, is_local=is_loopback(settings.listen[0]))),
-            *(keys, open_batch_desk(settings, self.metrics)),
+            open_batch_desk(settings, self.metrics),
         )
         self.batches = parts.batches
         self.api = HttpApi(parts, api_options(settings), self.health_problems)

@@ -70,7 +70,7 @@ class CountLines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What all runs of a process share."""
+    """The parts that all runs of a process share."""
 
     files: FileStore
     answering: AnswerLine

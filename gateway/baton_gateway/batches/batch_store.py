@@ -50,7 +50,7 @@ class ActiveBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What a client asks for in a new batch."""
+    """A new batch as a client asks for it."""
 
     endpoint: str
     input_file_id: str

@@ -1,4 +1,4 @@
-"""What clients of files and batches are refused with."""
+"""The errors with which clients of files and batches are refused."""
 
 from __future__ import annotations
 

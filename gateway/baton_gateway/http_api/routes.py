@@ -71,7 +71,6 @@ from baton_gateway.tracing.trace_context import TraceContext, choose_trace
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.fair_loop.charging import charge_to
-from baton_wire.keys import KeyDirectory
 from baton_wire.listening.complaints import Complaints
 from baton_wire.listening.source_address import source_of
 
@@ -101,7 +100,6 @@ class ApiParts:
     desk: RecordDesk
     page: PageDesk
     viewers: Viewers
-    keys: KeyDirectory
     batches: BatchDesk | None = None
     """None: files and batches are not served."""
 

@@ -14,7 +14,7 @@ POOLS = ("prefill", "decode")
 ROLES = (*POOLS, "gateway")
 HTTP_PORT, PAIR_PORT = 8000, 8001
 TTFT, TPOT, PERCENTILE = "500ms", "50ms", 95.0
-"""What the definition sets where a manifest says nothing."""
+"""The value that the definition sets where a manifest says nothing."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 

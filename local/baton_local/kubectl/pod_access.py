@@ -26,7 +26,7 @@ DATA_CHANNEL, ERROR_CHANNEL = 0, 1
 MAX_PAGE_BYTES = 64 << 20
 MAX_HEAD_BYTES = 64 << 10
 MAX_LOG_BYTES = 8 << 20
-"""Of one Pod and call."""
+"""Bytes of one Pod's log in one call."""
 MAX_CALLS = 16
 """Calls at once."""
 Json = dict[str, Any]
