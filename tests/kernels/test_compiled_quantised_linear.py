@@ -303,6 +303,19 @@ def test_groups_in_8_bits_equal_the_formula(triton_device: str, columns: int) ->
     assert_rounded(codes, in_stored_order(x) / scales.repeat_interleave(128, 1)[:, :columns])
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(3, 128), (6, 400), (9, 2304)])
+def test_a_gate_and_groups_in_one_pass_equal_both_apart(triton_device: str, rows: int, columns: int) -> None:
+    from baton_kernels.dense.gpu.rounded_activations import gate_groups, quantise_groups
+    from baton_kernels.dense.gpu.swiglu import swiglu_triton
+
+    y = torch.randn(rows, 2 * columns, generator=torch.Generator().manual_seed(rows)) * 4
+    y = y.bfloat16().to(triton_device)
+    codes, scales = gate_groups(y)
+    expected_codes, expected_scales = quantise_groups(swiglu_triton(y))
+    assert torch.equal(codes[:rows].view(torch.uint8), expected_codes[:rows].view(torch.uint8))
+    assert torch.equal(scales[:rows], expected_scales[:rows])
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("features", "columns"), SHAPES[:2])
 def test_the_gpu_brings_weights_back_as_the_formula(triton_device: str, form: str, features: int, columns: int) -> None:

@@ -14,6 +14,7 @@ from baton_kernels.dense.gpu.dequantise import dequantise_triton
 from baton_kernels.dense.gpu.int8_product import int8_product
 from baton_kernels.dense.gpu.pipeline import LINE
 from baton_kernels.dense.gpu.rounded_activations import (
+    gate_groups,
     gate_rounded,
     quantise_groups,
     quantise_rows,
@@ -110,6 +111,9 @@ def quantised_mlp_cuda(
     """As `baton_kernels.dense.quantised_linear.quantised_mlp_product`, without rounding to 16 bits between; None where
     the two products are not made so."""
     x = plain(rows)
+    if _rounds_groups(x, gate_up) and _rounds_groups(x, down) and not streams(x, gate_up.values.shape[0], True):
+        y = _product_of_groups(*quantise_groups(x), gate_up, gate_up_bias, x)
+        return _product_of_groups(*gate_groups(y), down, down_bias, x)
     channels = gate_up.scales.dim() == 1 and down.scales.dim() == 1 and down.order is None
     alike = rounds(x, gate_up) and rounds(x, down) and gate_up.is_float == down.is_float
     if streams(x, gate_up.values.shape[0], True) or not (channels and alike):
@@ -151,7 +155,19 @@ def _rounded_product(rows: Tensor | RoundedRows, weight: QuantisedWeight, bias: 
     x = plain(rows)
     if weight.blocks is None:
         return finished(_product_of_codes(*_rounded(rows, weight), weight, bias, x.dtype))
-    codes, scales = quantise_groups(x)
+    return _product_of_groups(*quantise_groups(x), weight, bias, x)
+
+
+def _rounds_groups(x: Tensor, weight: QuantisedWeight) -> bool:
+    """Decide if rows x are multiplied in e4m3 with a scale for each 128 columns."""
+    return weight.blocks is not None and weight.order is None and rounds(x, weight)
+
+
+def _product_of_groups(
+    codes: Tensor, scales: Tensor, weight: QuantisedWeight, bias: Tensor | None, x: Tensor
+) -> Tensor:
+    """Multiply codes [T', K] with scales by groups by the weight → [T, N], as many rows and of the dtype as x."""
+    assert weight.blocks is not None
     values = weight.values.view(torch.float8_e4m3fn).t()
     y = torch._scaled_mm(codes, values, scales, weight.blocks.t(), out_dtype=x.dtype)[: len(x)]
     return y if bias is None else y.add_(bias)

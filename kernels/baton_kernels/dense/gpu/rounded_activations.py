@@ -58,14 +58,21 @@ def _rows_kernel(x_ptr, out_ptr, scale_ptr, K, BLOCK: tl.constexpr, TOP: tl.cons
 
 @triton.jit
 def _groups_kernel(
-    x_ptr, out_ptr, scale_ptr, K, scale_stride, GROUPS: tl.constexpr, WIDTH: tl.constexpr, CHAINED: tl.constexpr
-):
+    x_ptr, out_ptr, scale_ptr, K, scale_stride,
+    GROUPS: tl.constexpr, WIDTH: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
     after_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     place = group[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = place < K
-    x = tl.load(x_ptr + row * K + place, mask=inside, other=0.0).to(tl.float32)  # [GROUPS, WIDTH]
+    own_ptr = x_ptr + row * (2 * K if GATED else K)
+    stored = tl.load(own_ptr + place, mask=inside, other=0.0)  # [GROUPS, WIDTH]
+    x = stored.to(tl.float32)
+    if GATED:  # rounded as the kernel of SwiGLU rounds, so that both ways give the same codes
+        silu = (x / (1.0 + tl.exp(-x))).to(stored.dtype).to(tl.float32)
+        up = tl.load(own_ptr + K + place, mask=inside, other=0.0).to(tl.float32)
+        x = (silu * up).to(stored.dtype).to(tl.float32)
     greatest = greatest_of_rows(x)
     tl.store(out_ptr + row * K + place, rounded_codes(x, greatest, tl.float8e4nv, 448.0, GROUPS, WIDTH), mask=inside)
     tl.store(scale_ptr + group * scale_stride + row, greatest / 448.0, mask=group * WIDTH < K)
@@ -194,7 +201,16 @@ def quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
 
     T' is T rounded up to LIBRARY_ROWS; the contents of added rows are undefined.
     """
-    rows, columns = x.shape
+    return _group_codes(x, x.shape[1], is_gated=False)
+
+
+def gate_groups(y: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of SwiGLU of a product y [T, 2K]: `quantise_groups(swiglu(y))` in one pass, bit for bit."""
+    return _group_codes(y, y.shape[1] // 2, is_gated=True)
+
+
+def _group_codes(x: Tensor, columns: int, *, is_gated: bool) -> tuple[Tensor, Tensor]:
+    rows = x.shape[0]
     padded = triton.cdiv(rows, LIBRARY_ROWS) * LIBRARY_ROWS
     out = torch.empty(padded, columns, dtype=torch.float8_e4m3fn, device=x.device)
     groups = triton.cdiv(columns, GROUP)
@@ -202,6 +218,7 @@ def quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
     per_program = min(16, triton.next_power_of_2(groups))
     launch = chain(x)
     _groups_kernel[(rows, triton.cdiv(groups, per_program))](
-        x, out, scales, columns, padded, per_program, GROUP, bool(launch), num_warps=per_program // 4 or 1, **launch
-    )
+        x, out, scales, columns, padded, per_program, GROUP, is_gated, bool(launch),
+        num_warps=per_program // 4 or 1, **launch,
+    )  # fmt: skip
     return out, scales.t()
