@@ -19,8 +19,8 @@ from baton_control.sizing.simulator.one_pool import answer_ends, first_tokens
 from baton_testing.sizing.builders import ROUND_WORKER, seen, spec
 from baton_wire.messages.values import POOL_ROLES, Role
 
-MOST_PLAYED = 40_000
-"""Requests in one decision, which are 31,932: new sizes at a new mix."""
+MOST_PLAYED = 50_000
+"""Requests in one decision, which are 40,432: new sizes at a new mix."""
 
 
 @pytest.fixture

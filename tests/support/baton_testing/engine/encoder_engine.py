@@ -77,7 +77,9 @@ def reference_embedding(
     reference: Any, tokens: Sequence[int], pooling: PoolingSpec, dimensions: int | None = None
 ) -> torch.Tensor:
     """The vector by the formula of sentence-transformers, from the hidden states of transformers."""
-    body = reference.model if reference.base_model is reference else reference.base_model  # Llama 4 has another prefix
+    body = reference.base_model
+    if body is reference:  # Llama 4, whose prefix is another; or a folder that was saved without its head
+        body = getattr(reference, "model", reference)
     states = body(torch.tensor([list(tokens)])).last_hidden_state[0].float()
     match pooling.method:
         case Pooling.FIRST:

@@ -112,7 +112,7 @@ ZOO = (
     _prefill("F14", transfer.PutsTwice),
     _prefill("F7", transfer.SealsWithLostChoice, only=GENTLE),
     _decode("F5 F18", transfer.trusts_every_seal),
-    _decode("F14", transfer.FreesUnderOpenWrites, shape=ONE_SIDED, first=4),
+    _decode("F14", transfer.FreesUnderOpenWrites, shape=ONE_SIDED, first=97),
     _decode("F13", transfer.FailsWhileScattering, first=5),
     _decode("F17", transfer.NeverEndsEmptyTransfers, only=GENTLE),
     _decode("F13", transfer.LeaksSpans),
