@@ -57,7 +57,8 @@ START_S: Final = 3_600.0
 STEP_S: Final = 600.0
 """Longest step. Whether a worker makes progress is asked far sooner, by its liveness probe."""
 KILL_S: Final = 30.0
-"""The longest wait until the kernel has ended the ranks: on a machine that is busy it takes seconds to free memory."""
+"""The longest wait for the end of a killed rank. It frees its memory in its own time slices: some 0.1 s of work, which
+take a process of low priority many seconds on a machine that is busy."""
 
 
 @dataclass(slots=True)
@@ -195,6 +196,9 @@ class RankProcesses:
         except (RankLostError, ModelError, MemoryError, OSError) as error:
             lost = RankLostError(f"the ranks cannot be started: {error}") if isinstance(error, OSError) else error
             self._end(processes, lost)
+        except Exception as error:  # the outermost loop of this thread
+            log.exception("the ranks are no longer watched")
+            self._end(processes, RankLostError(f"the ranks are no longer watched: {type(error).__name__}: {error}"))
         else:
             self._end(processes, RankLostError("the ranks were ended"))
 
@@ -276,8 +280,10 @@ class RankProcesses:
         if isinstance(error, RankLostError):
             on_lost(error)
         for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 process.popen.wait(KILL_S)
+            except subprocess.TimeoutExpired:
+                log.warning("%s has not ended %g s after it was killed", process.name, KILL_S)
             os.close(process.pidfd)
 
 

@@ -130,3 +130,16 @@ def test_ranks_end_with_the_process_that_started_them_and_stopped_ones_too() -> 
         while not are_gone(pids) and time.monotonic() < end_s:
             time.sleep(0.01)
         assert are_gone(pids)
+
+
+def test_a_listener_of_layers_that_fails_ends_the_ranks_with_its_error() -> None:
+    def fail(step: int, layers: int) -> None:
+        raise KeyError(f"step {step}")
+
+    with rank_group(RANKS) as group:
+        runner = group.runner()
+        runner.watch_layers(fail)
+        with pytest.raises(RankLostError, match=r"^the ranks are no longer watched: KeyError: 'step 1'$"):
+            runner.execute(begin())
+        until_lost(group)
+    assert are_gone(group.pids)
