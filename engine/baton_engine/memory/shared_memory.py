@@ -10,6 +10,8 @@ import mmap
 import os
 from typing import Self
 
+import numpy as np
+
 
 class SharedMemory:
     """`size` bytes, zero at first and present already: nothing that uses them is the first to touch a page."""
@@ -18,10 +20,12 @@ class SharedMemory:
         """Map the memory of this descriptor, and own the descriptor. Raises MemoryError where it cannot be mapped."""
         self.descriptor, self.size = descriptor, size
         try:
-            self.bytes = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+            self.bytes = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
         except (OSError, OverflowError, ValueError) as error:
             os.close(descriptor)
             raise MemoryError(f"{size} bytes of shared memory cannot be mapped") from error
+        # Not by MAP_POPULATE: `mmap` keeps the interpreter meanwhile, and a rank could not give signs of life.
+        np.frombuffer(self.bytes, dtype=np.uint8)[:: mmap.PAGESIZE].max()
 
     @classmethod
     def create(cls, name: str, size: int) -> Self:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,33 @@ def test_a_pool_refuses_memory_that_is_too_small() -> None:
     with pytest.raises(ValueError, match=r"memory: \d+ bytes hold no 12 blocks"):
         pool_in(memory)
     memory.close_descriptor()
+
+
+def test_other_threads_run_while_memory_is_mapped() -> None:
+    """A rank that maps a large pool still gives signs of life."""
+    beats: list[float] = []
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.001):
+            beats.append(time.monotonic())
+
+    def has_run() -> bool:
+        """True when the thread ran in the middle of a mapping."""
+        began_s = time.monotonic()
+        memory = SharedMemory.create("kv", 64 << 20)
+        quarter_s = (time.monotonic() - began_s) / 4
+        memory.close_descriptor()
+        memory.bytes.close()
+        return any(began_s + quarter_s < beat_s < began_s + 3 * quarter_s for beat_s in tuple(beats))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        end_s = time.monotonic() + 10.0
+        while not (ran := has_run()) and time.monotonic() < end_s:
+            beats.clear()
+    finally:
+        over.set()
+        thread.join(60)
+    assert ran
