@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -71,20 +71,25 @@ def _top_k_top_p_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tens
 
 
 def draw(logits: Tensor, draws: Draws) -> Tensor:
-    """argmax(logits / temperature + noise) of rows that all draw: [n, V] → [n] int64, a few rows at a time."""
-    return noisy_winners(logits, draws, 0)[1]
+    """argmax(logits / temperature + noise) of rows that all draw: [n, V] → [n] int64."""
+    return torch.cat([greatest(noisy) for noisy in _noisy_rows(logits, draws, 0)])
 
 
 def noisy_winners(logits: Tensor, draws: Draws, first: int) -> tuple[Tensor, Tensor]:
     """(max, argmax) of logits / temperature + noise of rows that all draw, whose ids begin at `first`: [n, V] →
     ([n] float32, [n] int64), places in the row."""
-    n, vocab = logits.shape
-    k0, k1 = noise_keys(draws.seed, draws.choice, draws.index)
-    together = max(1, DRAW_WORDS // vocab)
     scores, places = [], []
-    for at in range(0, n, together):
-        rows = slice(at, at + together)
-        noisy = noise_of_keys(k0[rows], k1[rows], vocab, first).add_(logits[rows] / draws.temperature[rows, None])
+    for noisy in _noisy_rows(logits, draws, first):
         places.append(greatest(noisy))
         scores.append(noisy.gather(1, places[-1][:, None])[:, 0])
     return torch.cat(scores), torch.cat(places)
+
+
+def _noisy_rows(logits: Tensor, draws: Draws, first: int) -> Iterator[Tensor]:
+    """logits / temperature + noise, a few rows at a time."""
+    n, vocab = logits.shape
+    k0, k1 = noise_keys(draws.seed, draws.choice, draws.index)
+    together = max(1, DRAW_WORDS // vocab)
+    for at in range(0, n, together):
+        rows = slice(at, at + together)
+        yield noise_of_keys(k0[rows], k1[rows], vocab, first).add_(logits[rows] / draws.temperature[rows, None])
