@@ -29,8 +29,6 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--descriptors", type=lambda text: [int(part) for part in text.split(",")], required=True)
     options = flags.parse_args(argv)
     end_with_parent(options.parent)
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group: a worker drains, and needs its ranks
-        signal.signal(number, signal.SIG_IGN)
     from baton_engine.ranks.rank_loop import run_rank  # imports take seconds, the tie comes first
 
     return run_rank(options.rank, options.ranks, options.parent, options.descriptors)

@@ -46,6 +46,7 @@ from baton_engine.ranks.rank_reports import MISSED_TICKS, Heartbeats, RankReport
 from baton_engine.running.layer_notices import LayerListener
 from baton_engine.scheduling.step_plan import StepResult
 from baton_wire.models.errors import ModelError
+from baton_wire.stop_signals import DELIBERATE, WITHOUT_MEANING
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,9 @@ STEP_S: Final = 600.0
 KILL_S: Final = 30.0
 """The longest wait for the end of a killed rank. It frees its memory in its own time slices: some 0.1 s of work, which
 take a process of low priority many seconds on a machine that is busy."""
+
+NOT_FOR_RANKS: Final = (*DELIBERATE, *WITHOUT_MEANING, signal.SIGHUP)
+"""Signals that a whole group of processes gets: a worker that drains needs its ranks, from their first instant on."""
 
 
 @dataclass(slots=True)
@@ -187,6 +191,7 @@ class RankProcesses:
     # The supervising thread -------------------------------------------------------------------------------------------
 
     def _supervise(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_RANKS)  # ranks inherit this thread's mask
         processes: list[_Process] = []
         try:
             for rank, ends in enumerate(self._ends):

@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 
 from baton_engine.collectives.collective import RankLostError
+from baton_engine.ranks.rank_frames import LoadShare
+from baton_engine.ranks.rank_processes import RankProcesses
 from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
 from baton_testing.engine.model_steps import GREEDY
 from baton_testing.engine.rank_group import RankGroup, rank_group
+from baton_testing.engine.tiny_llama import FOLDER
 
 RANKS = 2
 PROMPT = tuple(range(5, 50))
@@ -143,3 +146,18 @@ def test_a_listener_of_layers_that_fails_ends_the_ranks_with_its_error() -> None
             runner.execute(begin())
         until_lost(group)
     assert are_gone(group.pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_the_whole_group_leaves_ranks_to_their_worker_from_the_start(number: signal.Signals) -> None:
+    """A worker that drains needs its ranks, and may be asked to while they start."""
+    processes = RankProcesses.start(1)
+    try:
+        end_s = time.monotonic() + WAIT_S
+        while not processes.pids and time.monotonic() < end_s:
+            time.sleep(0.001)
+        (pid,) = processes.pids
+        os.kill(pid, number)
+        assert len(processes.load(LoadShare(str(FOLDER), None, None, 1))) == 1
+    finally:
+        processes.close()
