@@ -37,17 +37,12 @@ from baton_wire.models.sharding.degrees import allowed_degrees
 
 
 def forms() -> dict[str, Form]:
-    made = {f"fp8-{scale}": written.fp8(scale) for scale in ("tensor", "channel", "block")}
-    made["int8-channel"] = written.int8_channels()
-    for bits, group, symmetric in product((4, 8), (32, 64, 128, 0), (True, False)):
-        name = f"{bits}-{group or 'channel'}-{'symmetric' if symmetric else 'zeros'}"
-        made[f"packed-{name}"] = written.packed(bits, group, symmetric)
-        made[f"gptq-{name}"] = written.gptq(bits, group, symmetric, by_order=False)
-        if group:
-            made[f"gptq-{name}-order"] = written.gptq(bits, group, symmetric, by_order=True)
-            made[f"packed-{name}-order"] = written.packed(bits, group, symmetric, by_order=True)
-    made |= {f"powers-{layout}": written.powers(layout) for layout in ("mxfp4", "mxfp8", "modelopt", "blocks", "rows")}
-    return made | {f"awq-{group}": written.awq(group) for group in (32, 64, 128)}
+    """All stored forms, and packed integers in another order of columns with every size of groups."""
+    made = written.forms()
+    for bits, group, symmetric in product((4, 8), (32, 64, 128), (True, False)):
+        name = f"packed-{bits}-{group}-{'symmetric' if symmetric else 'zeros'}-order"
+        made[name] = written.packed(bits, group, symmetric, by_order=True)
+    return made
 
 
 def models(folder: Path, families: list[str]) -> Iterator[tuple[str, Path, float]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from baton_engine.model.model_directory import read_json_object
 from baton_testing.engine import quantised_models as written
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import reference_logits, reference_model, write_random_model
-from baton_testing.engine.quantised_models import PROJECTIONS, Form
+from baton_testing.engine.quantised_models import PROJECTIONS
 from baton_wire.models.formats.eight_bits import EightBits
 from baton_wire.models.formats.weight_format import WeightFormat
 from baton_wire.models.parsing import parse_spec
@@ -28,26 +27,7 @@ CPU = torch.device("cpu")
 TOKENS = list(range(3, 40))
 
 
-POWERS = ("mxfp4", "mxfp8", "modelopt", "blocks", "rows")
-
-
-def forms() -> dict[str, Form]:
-    """By names that say format, bits, group and the rest."""
-    made = {f"fp8-{scale}": written.fp8(scale) for scale in ("tensor", "channel", "block")}
-    made["int8-channel"] = written.int8_channels()
-    for bits, group, symmetric in product((4, 8), (32, 64, 128, 0), (True, False)):
-        name = f"{bits}-{group or 'channel'}-{'symmetric' if symmetric else 'zeros'}"
-        made[f"packed-{name}"] = written.packed(bits, group, symmetric)
-        made[f"gptq-{name}"] = written.gptq(bits, group, symmetric, by_order=False)
-        if group:
-            made[f"gptq-{name}-order"] = written.gptq(bits, group, symmetric, by_order=True)
-    made["packed-4-32-order"] = written.packed(4, 32, False, by_order=True)
-    made["gptq-v2"] = written.gptq(4, 64, False, True, "gptq_v2")
-    made |= {f"powers-{layout}": written.powers(layout) for layout in POWERS}
-    return made | {f"awq-{group}": written.awq(group) for group in (32, 64, 128)}
-
-
-FORMS = forms()
+FORMS = written.forms()
 WHOLE_MODELS = [
     "fp8-tensor", "fp8-block", "int8-channel", "packed-4-128-zeros", "packed-4-32-order", "gptq-4-64-zeros-order",
     "gptq-8-channel-symmetric", "awq-64", "powers-mxfp4", "powers-mxfp8", "powers-blocks",

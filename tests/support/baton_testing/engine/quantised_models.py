@@ -10,6 +10,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ PROJECTIONS = (
 """Ends of the names of quantised layers; Mixtral's experts have numbers."""
 FOUR_BIT_FLOATS = [sign * size for sign in (1.0, -1.0) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)]
 """By their codes: a sign, two bits of exponent, one of mantissa."""
+LAYOUTS_OF_POWERS = ("mxfp4", "mxfp8", "modelopt", "blocks", "rows")
+"""What `powers` takes."""
 Parts = dict[str, Tensor]
 
 
@@ -272,3 +275,19 @@ def write_mxfp4(plain: Path, quantised: Path) -> None:
     kept = {name: tensor for name, tensor in tensors.items() if f"{name}_blocks" not in packed}
     save_file(kept | packed, quantised / "model.safetensors")
     save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+
+
+def forms() -> dict[str, Form]:
+    """Every stored form, by names that give the format, the bits, the group and the rest."""
+    made = {f"fp8-{scale}": fp8(scale) for scale in ("tensor", "channel", "block")}
+    made["int8-channel"] = int8_channels()
+    for bits, group, symmetric in product((4, 8), (32, 64, 128, 0), (True, False)):
+        name = f"{bits}-{group or 'channel'}-{'symmetric' if symmetric else 'zeros'}"
+        made[f"packed-{name}"] = packed(bits, group, symmetric)
+        made[f"gptq-{name}"] = gptq(bits, group, symmetric, by_order=False)
+        if group:
+            made[f"gptq-{name}-order"] = gptq(bits, group, symmetric, by_order=True)
+    made["packed-4-32-order"] = packed(4, 32, False, by_order=True)
+    made["gptq-v2"] = gptq(4, 64, False, True, "gptq_v2")
+    made |= {f"powers-{layout}": powers(layout) for layout in LAYOUTS_OF_POWERS}
+    return made | {f"awq-{group}": awq(group) for group in (32, 64, 128)}
