@@ -106,7 +106,7 @@ class BilledService:
 
 
 async def kill_under_load(service: BilledService, kills: int, seed: int) -> tuple[BilledLoad, Counter[str]]:
-    """Kill so many times while clients ask."""
+    """Kill `kills` times while clients ask."""
     dice, killed = random.Random(seed), Counter[str]()
     load = BilledLoad(service.port, MODEL, seed)
     async with running(load, LANES):
@@ -130,7 +130,7 @@ def run(folder: Path, kills: int, seed: int) -> tuple[Verdict, BilledLoad, Count
     verdict = compare(load.counts, service.ledger, FRAME_TOKENS)
     left = [path.name for path in service.ledger.glob("*.open")]
     if left:
-        verdict.problems.append(f"tables that nobody recovered: {', '.join(left)}")
+        verdict.problems.append(f"tables that were not recovered: {', '.join(left)}")
     return verdict, load, killed
 
 

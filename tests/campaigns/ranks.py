@@ -39,11 +39,11 @@ class Progress:
 
     def __init__(self) -> None:
         self.failures: list[str] = []
-        self._said_s = time.monotonic()
+        self._reported_s = time.monotonic()
 
-    def say(self, what: str, done: int) -> None:
-        if time.monotonic() - self._said_s > REPORT_EVERY_S:
-            self._said_s = time.monotonic()
+    def report(self, what: str, done: int) -> None:
+        if time.monotonic() - self._reported_s > REPORT_EVERY_S:
+            self._reported_s = time.monotonic()
             print(f"{what}: {done:,}, {len(self.failures)} failures", flush=True)
 
     def failed(self, what: str, error: Exception) -> None:
@@ -53,7 +53,7 @@ class Progress:
 
 async def cells(seed: int, keys: KeyDirectory, progress: Progress) -> int:
     for done, cell in enumerate(CELLS):
-        progress.say("cells", done)
+        progress.report("cells", done)
         try:
             await run_cell(cell, seed, keys)
         except Exception as error:  # noqa: BLE001 - the outermost loop: a failing cell is a result
@@ -64,7 +64,7 @@ async def cells(seed: int, keys: KeyDirectory, progress: Progress) -> int:
 async def fleets(first: int, count: int, keys: KeyDirectory, progress: Progress) -> Tally:
     total = Tally()
     for seed in range(first, first + count):
-        progress.say("fleets", seed - first)
+        progress.report("fleets", seed - first)
         rng = random.Random(seed)
         prefill, *decode = (rng.choice(RANKS) for _ in range(3))
         shape = Shape(prefill, (decode[0], decode[1]), rng.choice((1, 2, 8)), rng.choice((1, 2, 4)))
@@ -78,7 +78,7 @@ async def fleets(first: int, count: int, keys: KeyDirectory, progress: Progress)
 def worlds(first: int, count: int, progress: Progress) -> Counter[str]:
     total: Counter[str] = Counter()
     for seed in range(first, first + count):
-        progress.say("worlds", seed - first)
+        progress.report("worlds", seed - first)
         world = World(seed, WORLDS[seed % len(WORLDS)])
         try:
             world.run()

@@ -19,13 +19,6 @@ class RankShare:
         if not 0 <= self.rank < self.ranks:
             raise ValueError(f"rank: {self.rank} of {self.ranks} ranks; allowed: 0 to {self.ranks - 1}")
 
-    def part(self, size: int) -> range:
-        """The part of `size` adjacent rows or columns. Raises ValueError where they cannot be shared out equally."""
-        if size % self.ranks:
-            raise ValueError(f"{size} rows or columns over {self.ranks} ranks: must be a multiple")
-        length = size // self.ranks
-        return range(self.rank * length, (self.rank + 1) * length)
-
 
 WHOLE: Final = RankShare(0, 1)
 

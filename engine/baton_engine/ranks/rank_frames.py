@@ -24,7 +24,7 @@ class LoadShare(RankFrame, frozen=True, tag=1):
 
 
 class MakeRunner(RankFrame, frozen=True, tag=2):
-    """Worker to rank: map a pool of so many blocks, and make a runner over it. Answered by RankReady or RankRefused."""
+    """Worker to rank: map a pool of `blocks`, and make a runner over it. Answered by RankReady or RankRefused."""
 
     blocks: int
     block_tokens: int

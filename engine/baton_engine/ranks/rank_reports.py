@@ -13,8 +13,8 @@ from baton_engine.ranks.rank_frames import LayersWritten, StepDone
 from baton_engine.scheduling.step_plan import StepResult
 
 MISSED_TICKS: Final = 8
-"""A rank without a sign of life for so many ticks is lost. Ticks are the supervisor's own, so that a machine that
-stands still for all processes at once loses none."""
+"""A rank is lost that gives no sign of life during this number of ticks. Ticks are the supervisor's own, so that a
+machine that stands still for all processes at once loses none."""
 
 
 @dataclass(slots=True)

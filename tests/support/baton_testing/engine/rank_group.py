@@ -13,7 +13,7 @@ from baton_engine.collectives.collective import RankLostError
 from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.model_directory import read_spec
-from baton_engine.ranks.rank_frames import LoadShare, MakeRunner, ShareLoaded
+from baton_engine.ranks.rank_frames import LoadShare, MakeRunner
 from baton_engine.ranks.rank_processes import RankProcesses
 from baton_engine.ranks.ranked_runner import RankedRunner
 from baton_testing.engine.tiny_llama import FOLDER
@@ -26,7 +26,6 @@ BLOCK_TOKENS = 16
 @dataclass(slots=True)
 class RankGroup:
     processes: RankProcesses
-    loaded: Sequence[ShareLoaded]
     pools: Sequence[KvPool]
     losses: list[RankLostError] = field(default_factory=list)
 
@@ -44,7 +43,7 @@ def rank_group(ranks: int, model: Path = FOLDER, blocks: int = 400, slots: int =
     """Ranks that are ready. They are killed at the end."""
     processes = RankProcesses.start(ranks)
     try:
-        loaded = processes.load(LoadShare(str(model), None, None, 1))
+        processes.load(LoadShare(str(model), None, None, 1))
         spec = read_spec(model)
         shapes = [kv_geometry(shard_spec(spec, rank, ranks), torch.float32, BLOCK_TOKENS) for rank in range(ranks)]
         order = MakeRunner(blocks, BLOCK_TOKENS, slots, decodes=True, hands_over=True)
@@ -53,7 +52,7 @@ def rank_group(ranks: int, model: Path = FOLDER, blocks: int = 400, slots: int =
             KvPool(shape, blocks, torch.float32, CPU, memory=memory.bytes)
             for shape, memory in zip(shapes, memories, strict=True)
         ]
-        group = RankGroup(processes, loaded, pools)
+        group = RankGroup(processes, pools)
         processes.watch_loss(group.losses.append)
         yield group
     finally:

@@ -129,7 +129,7 @@ def _take_usage(count: ClientCount, usage: dict[str, int]) -> None:
 
 @contextlib.asynccontextmanager
 async def running(load: BilledLoad, lanes: int) -> Any:
-    """Run so many clients while the context lasts, and let them end what they have begun."""
+    """Run `lanes` clients while the context lasts, and let them end what they have begun."""
     tasks = [asyncio.create_task(load.lane(number)) for number in range(lanes)]
     try:
         yield
