@@ -12,7 +12,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import torch
 
@@ -68,15 +68,18 @@ class Rank:
         self._collective = SharedMemoryCollective(share, sums)
         self._masks = PlannedMasks(self._receive_masks)
 
-    def run(self) -> None:
-        """Load the share and carry out plans until this process is killed. Raises ModelError and MemoryError before
-        the first plan."""
+    def start(self) -> ModelRunner:
+        """Load the share and make the runner, as the worker orders. Raises ModelError and MemoryError."""
         order = _expect(self._receive(), LoadShare)
         loaded = self._load(order)
         model_hash = loaded.model_hash if self._share.rank == 0 else None
         self.report(ShareLoaded(checkpoint_digest(order.model), model_hash, loaded.config.generates))
         runner = self._make_runner(loaded, _expect(self._receive(), MakeRunner))
         self.report(RankReady())
+        return runner
+
+    def carry_out_plans(self, runner: ModelRunner) -> NoReturn:
+        """Carry out plans until this process is killed."""
         while True:
             match self._receive():
                 case RunStep(plan, is_masked):
@@ -132,11 +135,12 @@ def run_rank(number: int, ranks: int, parent: int, descriptors: Sequence[int]) -
     rank = Rank(RankShare(number, ranks), ends, sums)
     threading.Thread(target=_beat, args=(ends, parent), name="beat", daemon=True).start()
     try:
-        rank.run()
-    except ModelError as error:
-        rank.report(RankRefused(str(error)))
-    except MemoryError as error:
-        rank.report(RankRefused(str(error) or "out of memory", is_memory=True))
+        try:
+            runner = rank.start()
+        except (ModelError, MemoryError) as error:
+            rank.report(RankRefused(str(error) or "out of memory", is_memory=isinstance(error, MemoryError)))
+        else:
+            rank.carry_out_plans(runner)
     except Exception as error:  # the outermost loop of this process
         log.exception("rank %d failed", number)
         rank.report(RankCrashed(f"{type(error).__name__}: {error}".partition("\n")[0]))

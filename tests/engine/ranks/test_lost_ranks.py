@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -145,6 +146,18 @@ def test_a_listener_of_layers_that_fails_ends_the_ranks_with_its_error() -> None
         with pytest.raises(RankLostError, match=r"^the ranks are no longer watched: KeyError: 'step 1'$"):
             runner.execute(begin())
         until_lost(group)
+    assert are_gone(group.pids)
+
+
+def test_a_rank_that_lacks_memory_in_a_step_is_lost_by_name() -> None:
+    with rank_group(RANKS) as group:
+        pid = group.pids[1]
+        held = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        resource.prlimit(pid, resource.RLIMIT_AS, (held, held))
+        history = tuple(range(1_000, 3_000_000))
+        with pytest.raises(RankLostError, match=rf"^rank 1 \(process {pid}\) failed: MemoryError"):
+            group.runner().execute(StepPlan(1, opens=(OpenSlot(0, GREEDY, 0, history, (), 0, None),)))
+        assert len(group.losses) == 1
     assert are_gone(group.pids)
 
 
