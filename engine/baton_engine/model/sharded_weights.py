@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from baton_engine.collectives.collective import RankShare
+from baton_engine.model.blank_weights import DTYPES
 from baton_engine.model.errors import WeightsError
 from baton_engine.model.tensor_headers import TensorHeader
 from baton_engine.model.weights import SlicedSource, WeightSource
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.formats.weight_format import Shape
 from baton_wire.models.sharding.tensor_parts import StatedShape, TensorPart, TensorSlice, ZeroTensor, tensor_parts
-
-DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class ShardedWeights:
