@@ -6,7 +6,7 @@ the prefix cache read and write all heads here, without another copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +26,11 @@ from baton_engine.ranks.ranked_runner import RankedRunner
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.step_load import StepLoad
 from baton_kv_transfer.handover import Verify
+from baton_kv_transfer.ranks.tensor_parallel import rank_geometries
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.errors import ModelConfigError, ModelError
 from baton_wire.models.sharding.degrees import check_degree
-from baton_wire.models.sharding.shard_spec import shard_spec
 from baton_worker.building import block_budget as capacity
 from baton_worker.building.bundle_files import read_bundle
 from baton_worker.building.engine import BLOCK_TOKENS
@@ -68,10 +68,12 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
             served = replace(served, config=replace(served.config, generates=generates))
             encoding = encoding_limits(served.config, config.tasks)
             stages.end("weights")
-            shapes, sized = _size(config, served)
+            geometry = kv_geometry(served.config, served.kv_dtype, config.block_tokens or BLOCK_TOKENS["cpu"])
+            shapes = rank_geometries(geometry, config.tensor_parallel)
+            sized = _size(config, shapes, served.max_context_tokens)
             decodes = config.lands or config.keep_answers
             order = MakeRunner(
-                sized.blocks, shapes[0].block_tokens, config.max_sequences, decodes, hands_over=config.hands_over
+                sized.blocks, geometry.block_tokens, config.max_sequences, decodes, hands_over=config.hands_over
             )
             memories = processes.make_runners(order, sized.blocks * shapes[0].block_bytes)
         except ModelError as error:
@@ -85,7 +87,6 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
         masks = row_masks(bundle, served.config.vocab_size, config.max_sequences, CPU)
         scheduler = scheduler_of(config, pools[0], served.max_context_tokens, masks)
         runner = RankedRunner(processes, masks)
-        geometry = kv_geometry(served.config, served.kv_dtype, shapes[0].block_tokens)
         ended.pop_all()
     return EngineParts(
         bundle=bundle,
@@ -132,17 +133,11 @@ def _load(processes: RankProcesses, config: WorkerConfig) -> tuple[str, bool]:
     return agreed_share(processes.load(order))
 
 
-def _size(config: WorkerConfig, served: LoadedFacts) -> tuple[list[KvGeometry], capacity.Capacity]:
-    """The shape of each rank's pool, and what fits. Memory is counted over all ranks. Raises ConfigError."""
-    ranks = config.tensor_parallel
-    block_tokens = config.block_tokens or BLOCK_TOKENS["cpu"]
-    shapes = [
-        kv_geometry(shard_spec(served.config, rank, ranks), served.kv_dtype, block_tokens) for rank in range(ranks)
-    ]
+def _size(config: WorkerConfig, shapes: Sequence[KvGeometry], context: int) -> capacity.Capacity:
+    """What fits, with pools of these shapes. Memory is counted over all ranks. Raises ConfigError."""
     held = replace(shapes[0], kv_heads=sum(shape.kv_heads for shape in shapes))
     budget = capacity.kv_budget(config.kv_cache_bytes, free_bytes("cpu"), "cpu")
-    sized = capacity.decide(held, served.max_context_tokens, budget, config.landing_bytes, lands=config.lands)
-    return shapes, sized
+    return capacity.decide(held, context, budget, config.landing_bytes, lands=config.lands)
 
 
 def _map_pool(config: WorkerConfig, served: LoadedFacts, shape: KvGeometry, memory: SharedMemory) -> KvPool:
