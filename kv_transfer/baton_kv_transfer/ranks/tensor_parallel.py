@@ -6,6 +6,7 @@ ranks / kv_heads ranks, adjacent ones too.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass, replace
 
@@ -79,6 +80,7 @@ def heads_of(kv_heads: int, ranks: int, rank: int) -> range:
     return range(first, first + held)
 
 
+@functools.lru_cache(maxsize=128)
 def rank_pairs(kv_heads: int, prefill_ranks: int, decode_ranks: int) -> tuple[RankPair, ...]:
     """Every head of every decode rank from exactly one prefill rank.
 
