@@ -260,7 +260,7 @@ def test_late_prompts_keep_their_order_within_each_tenant_and_without_tenants(
     are_compared: bool, waiting: list[tuple[str, float, float]]
 ) -> None:
     order: PromptOrder[int] = PromptOrder(1.0)
-    served = {"a": 0.5, "b": 0.25, "c": 0.0}
+    served = dict.fromkeys("abc", 0.0)
     for number, (tenant, arrival_s, own_s) in enumerate(waiting):
         order.push(number, arrival_s, own_s, tenant)
     line = sorted(range(len(waiting)), key=lambda number: (waiting[number][1] + PATIENCE * waiting[number][2], number))

@@ -92,7 +92,8 @@ class _Turn(NamedTuple, Generic[T]):
     @property
     def key(self) -> tuple[HeldRank, float, HeldRank, float, int]:
         """Smaller ones go first."""
-        return self.urgent_rank, self.lead, self.rank, self.prompt.latest_s, self.prompt.number
+        start_s = self.prompt.late_key if self.rank is HeldRank.LATE else self.prompt.latest_s
+        return self.urgent_rank, self.lead, self.rank, start_s, self.prompt.number
 
 
 class PromptOrder(Generic[T]):
