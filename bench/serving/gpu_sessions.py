@@ -12,7 +12,6 @@ watched under this load on a machine without GPUs.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -27,11 +26,20 @@ import msgspec
 import torch
 from bench.engine.gpu import LLAMA_8B
 from bench.machine import this_machine
-from bench.results import FOLDER, Cell, percentile, publish, write
+from bench.results import FOLDER, Cell, publish, write
 from bench.serving.goodput import PlacedWorkers, scrape_routes
 from bench.serving.mixes import Point
 from bench.serving.offline import model_folder
-from bench.serving.sessions_predicted import LONG_CONTEXTS, MODES, MOST_TOKENS, load_named, two_gpus
+from bench.serving.sessions_predicted import (
+    LONG_CONTEXTS,
+    MODES,
+    MOST_TOKENS,
+    TurnTimes,
+    load_named,
+    load_parser,
+    turn_figures,
+    two_gpus,
+)
 
 from baton_local.client import Answer, AnswerEnd, send
 from baton_local.load_test.closed_loop import TurnAnswer, closed_loop
@@ -42,6 +50,7 @@ from baton_local.load_test.session_report import SessionRun, session_figures
 from baton_simulate.sessions.session_load import SessionLoad, SessionTurn
 from baton_simulate.sessions.turn_order import LoopLimits
 from baton_testing.processes.deployment import Shape
+from baton_wire.rules.prompt_placement import LatencyTargets
 from baton_wire.rules.step_times import DecodeTimes, PacedTimes, PrefillTimes
 
 MODEL: Final = "sessions"
@@ -91,45 +100,27 @@ def run_clients(url: str, load: SessionLoad, limits: LoopLimits, salt: int) -> t
 
 
 def figures_of(
-    load: SessionLoad, mode: str, answers: Sequence[TurnAnswer], seconds: float, ttft_s: float, tpot_s: float
+    load: SessionLoad, mode: str, answers: Sequence[TurnAnswer], seconds: float, targets: LatencyTargets
 ) -> dict[str, Cell]:
-    """The row of `sessions_predicted`, from what clients saw. Times are ms, rates a second."""
-    turns = [(load.turns[each.place], each.answer) for each in answers]
-    whole = [(turn, answer) for turn, answer in turns if answer.end is AnswerEnd.WHOLE]
-    good = {id(answer) for _, answer in whole if answer.ttft_s <= ttft_s and answer.tpot_s <= tpot_s}
-    later = [(turn, answer) for turn, answer in turns if turn.after]
-    failed_sessions = {turn.session for turn, answer in turns if id(answer) not in good}
-    sessions = {turn.session for turn, _ in turns}
-    ordered = tuple(sorted(answers, key=lambda turn: turn.answer.sent_s))
+    """The row of `sessions_predicted`, from what clients saw."""
+    turns = [
+        TurnTimes(load.turns[place], answer.ttft_s, answer.tpot_s, answer.end is AnswerEnd.WHOLE)
+        for place, answer in ((answered.place, answered.answer) for answered in answers)
+    ]
+    ordered = tuple(sorted(answers, key=lambda answered: answered.answer.sent_s))
     share = session_figures([SessionRun(load, ordered)]).cached_of_ideal
-    row: dict[str, Cell] = {"load": load.name, "mode": mode, "turns": len(turns), "refused": len(turns) - len(whole)}
+    refused = [turn for turn in turns if not turn.is_whole]
+    row: dict[str, Cell] = {"load": load.name, "mode": mode, "turns": len(turns), "refused": len(refused)}
+    row["later refused"] = sum(bool(turn.turn.after) for turn in refused)
     row["ideal %"] = None if share is None else round(100 * share, 1)
-    row["within %"] = round(100 * len(good) / len(turns), 1)
-    row["later within %"] = round(100 * sum(id(answer) in good for _, answer in later) / max(1, len(later)), 1)
-    row["later refused"] = sum(answer.end is not AnswerEnd.WHOLE for _, answer in later)
-    row["sessions %"] = round(100 * (1 - len(failed_sessions) / len(sessions)), 1)
-    later_ttft = [answer.ttft_s for turn, answer in whole if turn.after]
-    for name, values in (
-        ("TTFT", [answer.ttft_s for _, answer in whole]),
-        ("later TTFT", later_ttft or [0.0]),
-        ("TPOT", [answer.tpot_s for _, answer in whole]),
-    ):
-        for percent in (50, 95):
-            row[f"{name} p{percent}"] = round(1e3 * percentile(values, percent), 1)
-    row["tok/s"] = round(sum(turn.output_tokens for turn, _ in whole) / seconds)
-    if failures := sorted({answer.failure for _, answer in turns if answer.failure}):
+    row |= turn_figures(turns, targets, seconds)
+    if failures := sorted({answered.answer.failure for answered in answers if answered.answer.failure}):
         row["failures"] = "; ".join(failures)[:300]
     return row
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--load", nargs="+", default=["two-gpus"], help="two-gpus, a shape, or a drawn shape's number")
-    parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--sessions", type=int, help="number of sessions (default: the load's own)")
-    parser.add_argument("--users", type=int, help="sessions at once (default: all)")
-    parser.add_argument("--think-scale", type=float, default=1.0)
-    parser.add_argument("--duration", type=float, help="turns of shapes that are due later are not sent")
+    parser = load_parser(__doc__)
     parser.add_argument("--ttft", type=float, nargs="+", default=[2.0], help="target in seconds, by load")
     parser.add_argument("--tpot", type=float, nargs="+", default=[0.015], help="target in seconds, by load")
     parser.add_argument("--max-queue", type=float, help="the gateway's --max-queue-s (default: its own)")
@@ -162,10 +153,11 @@ def main() -> None:
                             notes.append(f"not begun, for --most-s {options.most_s:g}: {mode} {load.name}")
                             print(notes[-1], flush=True)
                             continue
-                        ttft_s, tpot_s = (
-                            targets[min(number, len(targets) - 1)] for targets in (options.ttft, options.tpot)
+                        targets = LatencyTargets(
+                            *(seconds[min(number, len(seconds) - 1)] for seconds in (options.ttft, options.tpot))
                         )
-                        service.serve(Point("sessions", mode, 1e3 * tpot_s, 0.0), (f"--slo-ttft-s={ttft_s}",))
+                        point = Point("sessions", mode, 1e3 * targets.tpot_s, 0.0)
+                        service.serve(point, (f"--slo-ttft-s={targets.ttft_s}",))
                         time.sleep(LINKED_S)
                         is_named = load.name == "two-gpus"
                         limits = LoopLimits(
@@ -175,7 +167,7 @@ def main() -> None:
                         salt = 1_000 * (MODES.index(mode) + 1) + number
                         arguments = (service.base_url, load, limits, salt)
                         answers, seconds = clients.apply(run_clients, arguments)
-                        row = figures_of(load, mode, answers, seconds, ttft_s, tpot_s) | scrape_routes(service)
+                        row = figures_of(load, mode, answers, seconds, targets) | scrape_routes(service)
                         rows.append(row)
                         print(json.dumps(row), flush=True)
                         write(options.out, {"notes": notes, "rows": rows})

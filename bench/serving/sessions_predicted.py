@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from bench.results import Cell, percentile, table
@@ -70,6 +71,19 @@ def load_named(name: str, sessions: int | None, seed: int) -> SessionLoad:
         return two_gpus(24 if sessions is None else sessions)
     shape = SHAPES[name] if name in SHAPES else drawn_shape(int(name))
     return generated_load(shape if sessions is None else replace(shape, sessions=sessions), seed, name)
+
+
+class TurnTimes(NamedTuple):
+    """A turn that was sent, and the times of its answer."""
+
+    turn: SessionTurn
+    ttft_s: float
+    tpot_s: float
+    is_whole: bool = True
+    """False: the answer was refused or broke off, and its times do not count."""
+
+    def is_within(self, targets: LatencyTargets) -> bool:
+        return self.is_whole and self.ttft_s <= targets.ttft_s and self.tpot_s <= targets.tpot_s
 
 
 class SessionGateway(PredictedGateway):
@@ -220,39 +234,49 @@ class SessionWorld(World):
 
     # What came of it --------------------------------------------------------------------------------------------------
 
+    def _times_of(self, turn: int) -> TurnTimes:
+        first_s, sent = self._first_s[turn], self.load.turns[turn]
+        tpot_s = (self._last_s[turn] - first_s) / max(1, sent.output_tokens - 1)
+        return TurnTimes(sent, first_s - self.sent_s[turn], tpot_s)
+
     def row(self) -> dict[str, Cell]:
         """The figures of a run that is over. Times are ms, rates a second."""
-        turns = sorted(self._last_s)
-        ttft = {turn: self._first_s[turn] - self.sent_s[turn] for turn in turns}
-        tpot = {
-            turn: (self._last_s[turn] - self._first_s[turn]) / max(1, self.load.turns[turn].output_tokens - 1)
-            for turn in turns
-        }
-        ttft_s, tpot_s = self._targets.ttft_s, self._targets.tpot_s
-        is_good = {turn: ttft[turn] <= ttft_s and tpot[turn] <= tpot_s for turn in turns}
-        later = [turn for turn in turns if self.load.turns[turn].after]
-        bad = {self.load.turns[turn].session for turn in turns if not is_good[turn]}
-        sessions = {self.load.turns[turn].session for turn in turns}
+        turns = [self._times_of(turn) for turn in sorted(self._last_s)]
         seconds = max(self._last_s.values())
-        ideal = sum(self.ideal_tokens.values())
         gateway = self.gateways[0]
         row: dict[str, Cell] = {"load": self.load.name, "mode": self._point.mode, "turns": len(turns)}
-        row["ideal %"] = round(100 * sum(self.found.values()) / ideal, 1) if ideal else None
-        row["within %"] = round(100 * sum(is_good.values()) / len(turns), 1)
-        row["later within %"] = round(100 * sum(is_good[turn] for turn in later) / max(1, len(later)), 1)
-        row["sessions %"] = round(100 * (1 - len(bad) / len(sessions)), 1)
-        for name, values in (
-            ("TTFT", list(ttft.values())),
-            ("later TTFT", [ttft[turn] for turn in later] or [0.0]),
-            ("TPOT", list(tpot.values())),
-        ):
-            for percent in (50, 95):
-                row[f"{name} p{percent}"] = round(1e3 * percentile(values, percent), 1)
-        row["tok/s"] = round(sum(self.load.turns[turn].output_tokens for turn in turns) / seconds)
+        row["ideal %"] = _percent(sum(self.found.values()), sum(self.ideal_tokens.values()))
+        row |= turn_figures(turns, self._targets, seconds)
         row["local %"], row["kept %"] = (round(100 * n / len(turns), 1) for n in (gateway.local, gateway.kept))
         for letter, machine in zip("PD", self.machines, strict=True):
             row[f"{letter} busy %"] = round(100 * machine.busy_s / seconds, 1)
         return row
+
+
+def turn_figures(turns: Sequence[TurnTimes], targets: LatencyTargets, seconds: float) -> dict[str, Cell]:
+    """What kept the targets, and the times of whole answers. Times are ms, rates a second; None where no turn has
+    the figure."""
+    whole = [turn for turn in turns if turn.is_whole]
+    later = [turn for turn in turns if turn.turn.after]
+    failed_sessions = {turn.turn.session for turn in turns if not turn.is_within(targets)}
+    sessions = {turn.turn.session for turn in turns}
+    row: dict[str, Cell] = {}
+    for name, some in (("within %", turns), ("later within %", later)):
+        row[name] = _percent(sum(turn.is_within(targets) for turn in some), len(some))
+    row["sessions %"] = _percent(len(sessions) - len(failed_sessions), len(sessions))
+    for name, times in (
+        ("TTFT", [turn.ttft_s for turn in whole]),
+        ("later TTFT", [turn.ttft_s for turn in whole if turn.turn.after]),
+        ("TPOT", [turn.tpot_s for turn in whole]),
+    ):
+        for percent in (50, 95):
+            row[f"{name} p{percent}"] = round(1e3 * percentile(times, percent), 1) if times else None
+    row["tok/s"] = round(sum(turn.turn.output_tokens for turn in whole) / seconds)
+    return row
+
+
+def _percent(part: int, whole: int) -> float | None:
+    return round(100 * part / whole, 1) if whole else None
 
 
 def common_tokens(turn: SessionTurn, other: SessionTurn) -> int:
@@ -267,14 +291,20 @@ def common_tokens(turn: SessionTurn, other: SessionTurn) -> int:
     return tokens
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def load_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser of the loads, their modes and their clients."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--load", nargs="+", default=["two-gpus"], help="two-gpus, a shape, or a drawn shape's number")
     parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--sessions", type=int, help="number of sessions (default: the load's own)")
     parser.add_argument("--users", type=int, help="sessions at once (default: all)")
     parser.add_argument("--think-scale", type=float, default=1.0)
     parser.add_argument("--duration", type=float, help="turns that are due later are not sent (default: all are)")
+    return parser
+
+
+def main() -> None:
+    parser = load_parser(__doc__)
     parser.add_argument("--ttft", type=float, default=2.0, help="target in seconds (default %(default)s)")
     parser.add_argument("--tpot", type=float, default=0.015, help="target in seconds (default %(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])

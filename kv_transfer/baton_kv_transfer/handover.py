@@ -36,6 +36,11 @@ class HandoverKey:
         return cls(key.request, key.attempt)
 
     @property
+    def without_rank(self) -> HandoverKey:
+        """The key of the whole hand-over that this is a part of."""
+        return HandoverKey(self.request, self.attempt) if self.rank else self
+
+    @property
     def request_key(self) -> RequestKey:
         """The key that the worker uses."""
         return RequestKey(self.request, self.attempt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import secrets
 import sys
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 
 from baton_testing.kv_transfer.builders import fingerprint
-from baton_wire.errors import BadMessageError
+from baton_wire.errors import BadFieldsError, BadMessageError
 from baton_wire.messages import gateway_link, pair_link
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.measures import WorkerCondition, WorkerMeasures
@@ -315,3 +316,18 @@ def test_no_message_is_visited_by_the_garbage_collector() -> None:
         kinds |= more
     assert len(kinds) > 20
     assert not [kind for kind in kinds if kind.__struct_config__.gc]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "place", "attempt"),
+    [(3, "bogus", "message.reason", 2), (2, "x", "message.attempt", None), (0, 99, "message[0]", None)],
+)
+def test_a_message_inside_another_is_refused_by_its_own_field_and_for_its_request(
+    field: int, value: object, place: str, attempt: int | None
+) -> None:
+    inner = [4, ID, 2, "no_capacity", ""]
+    inner[field] = value
+    with pytest.raises(BadFieldsError, match=f"at `{re.escape(place)}`") as refusal:
+        decode(msgpack.packb([10, 0, 1, inner]), PairMessage)
+    assert (refusal.value.message, refusal.value.attempt) == ("AtRanks", attempt)
+    assert refusal.value.request == (None if field == 0 else ID)

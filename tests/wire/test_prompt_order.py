@@ -252,3 +252,28 @@ def test_whoever_is_asked_first_nobody_is_lost(waiting: list[tuple[str, float, f
         at_work[waiting[prompt][0]] += 1
         gone.append(prompt)
     assert sorted(gone) == list(range(len(waiting)))
+
+
+@pytest.mark.parametrize("are_compared", [False, True])
+@given(waiting=st.lists(st.tuples(st.sampled_from("abc"), st.floats(-30, -3), st.floats(0, 0.6)), max_size=30))
+def test_late_prompts_keep_their_order_within_each_tenant_and_without_tenants(
+    are_compared: bool, waiting: list[tuple[str, float, float]]
+) -> None:
+    order: PromptOrder[int] = PromptOrder(1.0)
+    served = dict.fromkeys("abc", 0.0)
+    for number, (tenant, arrival_s, own_s) in enumerate(waiting):
+        order.push(number, arrival_s, own_s, tenant)
+    line = sorted(range(len(waiting)), key=lambda number: (waiting[number][1] + PATIENCE * waiting[number][2], number))
+    if line:
+        order.first(0.0)
+        gone = line.pop(len(line) // 2)
+        order.drop_late(lambda prompt: prompt == gone)
+    while line:
+        tenants = {waiting[number][0] for number in line}
+        lead = served.__getitem__ if are_compared and len(tenants) > 1 else None
+        leads = [0.0 if lead is None else served[waiting[number][0]] for number in line]
+        expected = line[leads.index(min(leads))]
+        assert order.first(0.0, 0.0, lead) == order.pop() == expected
+        line.remove(expected)
+        served[waiting[expected][0]] += 1.0
+        assert len(order) == len(line) == len(list(order))

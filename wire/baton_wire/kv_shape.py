@@ -109,6 +109,20 @@ def layer_places(groups: tuple[KvGroup, ...], layers: int) -> tuple[LayerPlace, 
     return tuple(by_layer[layer] for layer in sorted(by_layer))
 
 
+def heads_fit(kv_heads: int, ranks: int) -> bool:
+    """Return whether the ranks of one worker can share this many KV heads: one number divides the other."""
+    return min(kv_heads, ranks) >= 1 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+
+
+def held_kv_heads(kv_heads: int, rank: int, ranks: int) -> range:
+    """The model's KV heads that a rank holds: adjacent ones in order; with fewer heads than ranks, adjacent ranks hold
+    the same head. Raises ValueError, which says why they cannot be shared out."""
+    if not heads_fit(kv_heads, ranks):
+        raise ValueError(f"{kv_heads} KV heads neither divide by it nor divide it")
+    first = rank * kv_heads // ranks
+    return range(first, first + max(1, kv_heads // ranks))
+
+
 def first_seen(tokens: int, window: int | None) -> int:
     """The first position that position `tokens` attends to, or a later one."""
     return 0 if window is None else max(0, tokens - window + 1)

@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-LEDGER_VERSION = 1
 MAX_LINE_BYTES = 1_000
 """Including the line feed. Names are cut so that each line fits."""
 MAX_MODEL_BYTES = 253

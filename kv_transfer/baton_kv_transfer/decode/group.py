@@ -131,7 +131,7 @@ class DecodeGroup:
     def scattered(
         self, rank: int, key: HandoverKey, first_unit: int, checksums: bytes, now: float
     ) -> list[GroupDecodeAction]:
-        handover = self._open.get(replace(key, rank=0))
+        handover = self._open.get(key.without_rank)
         done = None if handover is None else handover.scattering.pop((rank, key.rank), None)
         doubled = False
         if handover is not None and done is not None:
@@ -293,7 +293,7 @@ class DecodeGroup:
         for action in actions:
             match action:
                 case Landed(key) | HandoverFailed(key):
-                    handover = self._open.get(replace(key, rank=0))
+                    handover = self._open.get(key.without_rank)
                     if handover is None:
                         result.append(action)
                     elif isinstance(action, Landed):
@@ -304,7 +304,7 @@ class DecodeGroup:
                             handover, action.reason, f"rank {rank} from {key.rank}: {action.detail}", now
                         )
                 case Scatter(key):
-                    if (handover := self._open.get(replace(key, rank=0))) is not None:
+                    if (handover := self._open.get(key.without_rank)) is not None:
                         handover.scattering[rank, key.rank] = action
                     result.append(AtDecodeRank(rank, action))
                 case _:
@@ -314,7 +314,7 @@ class DecodeGroup:
     def _landed(
         self, rank: int, key: HandoverKey, first_tokens: tuple[FirstToken, ...], granted_s: float, now: float
     ) -> list[GroupDecodeAction]:
-        handover = self._open[replace(key, rank=0)]
+        handover = self._open[key.without_rank]
         handover.open.discard((rank, key.rank))
         handover.granted_s = min(handover.granted_s, granted_s)
         if handover.first_tokens not in (None, first_tokens):

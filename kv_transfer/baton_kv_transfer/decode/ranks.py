@@ -189,7 +189,7 @@ class DecodeRanks:
 
     def _is_single(self, key: HandoverKey) -> bool:
         """True for a hand-over that is the one rank's own, or not known: it has no legs."""
-        return len(self._ranks) == 1 and not self._group.holds(replace(key, rank=0) if key.rank else key)
+        return len(self._ranks) == 1 and not self._group.holds(key.without_rank)
 
     def _at(self, rank: int, actions: list[DecodeAction], now: float) -> list[DecodeAction]:
         return self._outer(self._group.at(rank, actions, now)) if actions else []
@@ -213,8 +213,8 @@ class DecodeRanks:
                 return SendTo(worker, AtRanks(peer_rank, rank, message))
             case CutLink(peer) if peer in self._rank_epochs:
                 return replace(action, peer=self._rank_epochs[peer][0])
-            case Scatter(key):
-                return replace(action, key=leg_key(key, rank)) if rank else action
+            case Scatter(key) if rank:
+                return replace(action, key=leg_key(key, rank))
         return action
 
 

@@ -288,7 +288,7 @@ class PrefillGroup:
         for action in actions:
             match action:
                 case Granted(key) | Report(key) | Release(key):
-                    handover = self._open.get(replace(key, rank=0))
+                    handover = self._open.get(key.without_rank)
                     if handover is None:
                         result.append(action)
                     else:

@@ -287,12 +287,13 @@ class PrefillHandovers:
         if isinstance(message, Done):
             self._refused["late_done"] += 1
             return []
-        first_leg = replace(key, rank=0)  # this leg never began where the hand-over ended before
-        is_known = key in self._ended or key in self._handovers
-        key_ended = first_leg if not is_known and first_leg in self._ended else key
-        if key_ended in self._ended or key in self._handovers:
-            self._refused["late" if key_ended in self._ended else "foreign_epoch"] += 1
-            ended = self._ended.get(key_ended) if key_ended in self._ended else Reason.UNKNOWN_REQUEST
+        is_open = key in self._handovers  # with another decode worker
+        # a leg that never began has the ending of its hand-over
+        ended_key = key if is_open or key in self._ended else key.without_rank
+        if is_open or ended_key in self._ended:
+            is_late = ended_key in self._ended
+            self._refused["late" if is_late else "foreign_epoch"] += 1
+            ended = self._ended.get(ended_key) if is_late else Reason.UNKNOWN_REQUEST
             return [self._abandon(peer, key, ended)] if isinstance(message, Grant) and ended is not None else []
         actions: list[PrefillAction] = []
         known = self._unannounced_messages.get((peer, key))

@@ -104,8 +104,9 @@ class PrefillRanks:
         if worker is None and len(self._ranks) == 1:
             return self._at(0, self._ranks[0].link_down(peer, reason, detail, now), now)
         actions = self._outer(self._group.worker_down(peer, reason, detail, now))
-        for rank in range(0 if worker is None else worker.ranks):
-            self._rank_epochs.pop(worker.peer(rank).epoch, None)  # type: ignore[union-attr]
+        if worker is not None:
+            for rank in range(worker.ranks):
+                self._rank_epochs.pop(worker.peer(rank).epoch, None)
         return actions
 
     def message(self, peer: bytes, message: PairMessage, now: float) -> list[PrefillAction]:
@@ -156,7 +157,7 @@ class PrefillRanks:
 
     def _is_single(self, key: HandoverKey) -> bool:
         """True for a hand-over that is the one rank's own, or not known: it has no legs."""
-        return len(self._ranks) == 1 and not self._group.holds(replace(key, rank=0) if key.rank else key)
+        return len(self._ranks) == 1 and not self._group.holds(key.without_rank)
 
     def _at(self, rank: int, actions: list[PrefillAction], now: float) -> list[PrefillAction]:
         return self._outer(self._group.at(rank, actions, now)) if actions else []
@@ -181,8 +182,8 @@ class PrefillRanks:
                 return SendTo(worker, AtRanks(rank, peer_rank, message))
             case CutLink(peer) if peer in self._rank_epochs:
                 return replace(action, peer=self._rank_epochs[peer][0])
-            case Put(key, peer):
+            case Put(key, peer) if rank or peer in self._rank_epochs:
                 return replace(action, key=leg_key(key, rank), peer=self._rank_epochs.get(peer, (peer, 0))[0])
-            case DropPuts(key):
+            case DropPuts(key) if rank:
                 return DropPuts(leg_key(key, rank))
         return action

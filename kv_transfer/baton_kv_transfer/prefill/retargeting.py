@@ -99,7 +99,7 @@ class PrefillKeeper:
         self, key: HandoverKey, tokens: int, layers: int, blocks: tuple[int, ...], now: float
     ) -> list[PrefillAction]:
         """`key` also names the rank that reports (`leg_key`)."""
-        attempt = replace(self._current(replace(key, rank=0)), rank=key.rank)
+        attempt = replace(self._current(key.without_rank), rank=key.rank)
         return self._outer(self._inner.computing(attempt, tokens, layers, blocks, now), now)
 
     def first_tokens(self, key: HandoverKey, tokens: tuple[FirstToken, ...], now: float) -> list[PrefillAction]:

@@ -6,12 +6,13 @@ ranks / kv_heads ranks, adjacent ones too.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass, replace
 
 from baton_kv_transfer.handover import HandoverKey
 from baton_wire.errors import UnfitPairError
-from baton_wire.kv_shape import KvGeometry
+from baton_wire.kv_shape import KvGeometry, heads_fit, held_kv_heads
 from baton_wire.messages.pair_link import MAX_RANKS
 
 
@@ -72,13 +73,12 @@ def rank_epoch(worker: bytes, rank: int) -> bytes:
 
 def heads_of(kv_heads: int, ranks: int, rank: int) -> range:
     """The model's KV heads that `rank` holds. Raises UnfitPairError unless one of the two numbers divides the other."""
-    if kv_heads < 1 or ranks < 1 or (kv_heads % ranks and ranks % kv_heads):
+    if not heads_fit(kv_heads, ranks):
         raise UnfitPairError(f"tensor_parallel: {ranks} ranks for {kv_heads} KV heads: one must divide the other")
-    held = max(1, kv_heads // ranks)
-    first = rank * kv_heads // ranks
-    return range(first, first + held)
+    return held_kv_heads(kv_heads, rank, ranks)
 
 
+@functools.lru_cache(maxsize=128)
 def rank_pairs(kv_heads: int, prefill_ranks: int, decode_ranks: int) -> tuple[RankPair, ...]:
     """Every head of every decode rank from exactly one prefill rank.
 
@@ -102,7 +102,7 @@ def rank_pairs(kv_heads: int, prefill_ranks: int, decode_ranks: int) -> tuple[Ra
 def require_ranks_fit(kv_heads: int, own: int, peer: int) -> None:
     """Raises UnfitPairError where the heads of two workers with these numbers of ranks do not fit."""
     for ranks in (own, peer):
-        if kv_heads % ranks and ranks % kv_heads:
+        if not heads_fit(kv_heads, ranks):
             raise UnfitPairError(
                 f"tensor_parallel: {own} here, {peer} there: {ranks} ranks do not fit {kv_heads} KV heads: "
                 "one must divide the other"

@@ -33,10 +33,9 @@ from baton_testing.engine.model_steps import GREEDY
 from baton_testing.engine.rank_group import BLOCK_TOKENS, RankGroup, rank_group
 from baton_testing.engine.structured_engine import loaded, structured_engine
 from baton_testing.engine.structured_workload import alone, mixed
-from baton_wire.kv_shape import PoolPart
+from baton_wire.kv_shape import PoolPart, held_kv_heads
 from baton_wire.messages.encoding import Encoding, EncodingKind
 from baton_wire.models.errors import ModelError
-from baton_wire.models.sharding.shard_spec import held_kv_heads
 
 CPU = torch.device("cpu")
 RANKS = 2

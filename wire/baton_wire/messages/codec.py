@@ -37,7 +37,8 @@ def encode(message: msgspec.Struct) -> bytes:
             raise _unsendable(message, f"{kind.__name__}: {len(frame)} bytes exceed the frame cap {MAX_FRAME_BYTES}")
         _decoder(kind).decode(frame)
     except _CONVERSION_ERRORS as error:
-        raise _unsendable(message, _described(kind, error)) from error
+        carried = getattr(message, "message", None)
+        raise _unsendable(message, _described(kind, error, None if carried is None else type(carried))) from error
     return frame
 
 
@@ -98,19 +99,19 @@ def _refused(raw: object, union: Any, error: Exception) -> BadMessageError:
         return BadMessageError(f"frame: {error}"[:_MAX_ERROR_CHARS])
     assert isinstance(raw, list)
     fields = dict(zip(kind.__struct_fields__, raw[1:], strict=False))
-    if "request" not in fields and isinstance(inner := fields.get("message"), list):
-        fields = _fields_inside(kind, inner)
+    carried, carried_raw = None, fields.get("message")
+    if isinstance(carried_raw, list) and (carried := _carried(kind, carried_raw)) is not None:
+        fields = dict(zip(carried.__struct_fields__, carried_raw[1:], strict=False))
     request, attempt = part_of(fields.get("request"), RequestId), part_of(fields.get("attempt"), Attempt)
-    refusal = BadFieldsError(_described(kind, error), kind.__name__, request, attempt)
+    refusal = BadFieldsError(_described(kind, error, carried), kind.__name__, request, attempt)
     refusal.fields = raw
     return refusal
 
 
-def _fields_inside(kind: type[msgspec.Struct], raw: list[object]) -> dict[str, object]:
-    """The fields of the message that a message of this kind carries; none where its type is not known."""
-    carried = next((field.type for field in msgspec.structs.fields(kind) if field.name == "message"), None)
-    inner = _by_tag(carried).get(raw[0]) if raw and type(raw[0]) is int else None
-    return {} if inner is None else dict(zip(inner.__struct_fields__, raw[1:], strict=False))
+def _carried(kind: type[msgspec.Struct], raw: list[object]) -> type[msgspec.Struct] | None:
+    """The type of the message that a message of this kind carries; None where it is not known."""
+    union = next(field.type for field in msgspec.structs.fields(kind) if field.name == "message")
+    return _by_tag(union).get(raw[0]) if raw and type(raw[0]) is int else None
 
 
 @functools.cache
@@ -119,12 +120,23 @@ def _by_tag(union: Any) -> Mapping[int, type[msgspec.Struct]]:
     return {kind.__struct_config__.tag: kind for kind in kinds}
 
 
-def _described(kind: type[msgspec.Struct], error: Exception) -> str:
-    """Which field does not fit and why, with the field's name for its place in the array."""
+def _described(kind: type[msgspec.Struct], error: Exception, carried: type[msgspec.Struct] | None) -> str:
+    """Which field does not fit and why, with the fields' names for their places in the arrays. `carried`: the type of
+    the message inside this one."""
     text = str(error)
-    head, marker, place = text.rpartition(" - at `$[")
-    number, closed, rest = place.partition("]")
-    names = kind.__struct_fields__ if kind.__struct_config__.tag is None else ("type", *kind.__struct_fields__)
-    if marker and closed and number.isdigit() and int(number) < len(names):
-        text = f"{head} - at `{names[int(number)]}{rest}"
+    head, marker, place = text.rpartition(" - at `$")
+    if marker and (named := _name_of(kind, place)) is not None:
+        name, rest = named
+        if name == "message" and carried is not None and (inner := _name_of(carried, rest)) is not None:
+            name, rest = f"{name}.{inner[0]}", inner[1]
+        text = f"{head} - at `{name}{rest}"
     return f"{kind.__name__}: {text}"[:_MAX_ERROR_CHARS]
+
+
+def _name_of(kind: type[msgspec.Struct], place: str) -> tuple[str, str] | None:
+    """The name of the field at a place such as `[3][1]`, and the place inside it."""
+    number, closed, rest = place.removeprefix("[").partition("]")
+    names = kind.__struct_fields__ if kind.__struct_config__.tag is None else ("type", *kind.__struct_fields__)
+    if not (place.startswith("[") and closed and number.isdigit() and int(number) < len(names)):
+        return None
+    return names[int(number)], rest

@@ -35,6 +35,7 @@ Offset = Annotated[int, Meta(ge=0, lt=1 << 48)]
 Length = Annotated[int, Meta(ge=0, lt=1 << 48)]
 
 MAX_RANKS = 64
+"""Ranks that messages can name; a worker has at most `models.sharding.degrees.MAX_RANKS`."""
 Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 MAX_SPANS = 64
 MAX_LAYER_GROUPS = 256

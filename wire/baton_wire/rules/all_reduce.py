@@ -1,4 +1,7 @@
-"""How long the ranks of one worker take to add up a tensor: measured times, by ranks and bytes. Pure."""
+"""How long the ranks of one worker take to add up a tensor, by ranks and bytes. Pure.
+
+A few points are measured, the others estimated from them: each table says which.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from baton_wire.liveness import REPORT_S
@@ -92,7 +92,8 @@ class _Turn(NamedTuple, Generic[T]):
     @property
     def key(self) -> tuple[HeldRank, float, HeldRank, float, int]:
         """Smaller ones go first."""
-        return self.urgent_rank, self.lead, self.rank, self.prompt.latest_s, self.prompt.number
+        start_s = self.prompt.late_key if self.rank is HeldRank.LATE else self.prompt.latest_s
+        return self.urgent_rank, self.lead, self.rank, start_s, self.prompt.number
 
 
 class PromptOrder(Generic[T]):
@@ -117,8 +118,8 @@ class PromptOrder(Generic[T]):
         """A heap."""
         self._deferred: list[_Timed[T]] = []
         """A heap of prompts that would make more of the others late."""
-        self._late: list[_Late[T]] = []
-        """A heap."""
+        self._late: dict[str, list[_Late[T]]] = {}
+        """A heap of each tenant that has late prompts: they may be many, and a turn is that of one tenant's first."""
         self._tenants: Counter[str] = Counter()
         """Prompts of each tenant, without retried ones."""
         self._turn: _Turn[T] | None = None
@@ -128,7 +129,8 @@ class PromptOrder(Generic[T]):
         """When the next plan is due."""
 
     def __len__(self) -> int:
-        return len(self._retried) + len(self._in_time) + len(self._deferred) + len(self._late)
+        late = sum(len(late) for late in self._late.values())
+        return len(self._retried) + len(self._in_time) + len(self._deferred) + late
 
     def __iter__(self) -> Iterator[T]:
         """All prompts, in no order."""
@@ -165,7 +167,8 @@ class PromptOrder(Generic[T]):
         if self.ttft_s is not None:
             while timed := self._soonest(now):
                 entry = heapq.heappop(timed)
-                heapq.heappush(self._late, _Late(entry.late_key, entry.number, entry))
+                late = self._late.setdefault(entry.tenant, [])
+                heapq.heappush(late, _Late(entry.late_key, entry.number, entry))
             if workers and now >= self._plans_s:
                 self._defer_longest(now, workers)
                 in_time = len(self._in_time) + len(self._deferred)
@@ -182,26 +185,23 @@ class PromptOrder(Generic[T]):
         if self._turn is not None:
             return self._turn.prompt
         timed = self._in_time or self._deferred
-        return timed[0] if timed else self._late[0].prompt
+        return timed[0] if timed else min(late[0] for late in self._late.values()).prompt
 
     def _fairest_turn(self, lead: Callable[[str], float]) -> _Turn[T]:
-        """The first prompt of the tenant with the least lead. Looks at all prompts."""
+        """The first prompt of the tenant with the least lead. Looks at all prompts that are not late."""
         turns: dict[str, _Turn[T]] = {}
-        ranked: tuple[tuple[HeldRank, Iterable[_Timed[T]]], ...] = (
-            (HeldRank.IN_TIME, self._in_time),
-            (HeldRank.SET_ASIDE, self._deferred),
-            (HeldRank.LATE, self._late_prompts()),
-        )
-        for rank, prompts in ranked:
+        for rank, prompts in ((HeldRank.IN_TIME, self._in_time), (HeldRank.SET_ASIDE, self._deferred)):
             for prompt in prompts:
                 turn = turns.get(prompt.tenant)
-                if turn is None or (turn.rank is rank and _goes_before(prompt, turn.prompt, rank)):
+                if turn is None or (turn.rank is rank and prompt < turn.prompt):
                     turns[prompt.tenant] = _Turn(rank, prompt)
+        for tenant, late in self._late.items():
+            turns.setdefault(tenant, _Turn(HeldRank.LATE, late[0].prompt))
         leading = (turn._replace(lead=lead(tenant)) for tenant, turn in turns.items())
         return min(leading, key=lambda turn: turn.key)
 
     def _late_prompts(self) -> Iterator[_Timed[T]]:
-        return (late.prompt for late in self._late)
+        return (entry.prompt for late in self._late.values() for entry in late)
 
     def _soonest(self, now: float) -> list[_Timed[T]] | None:
         """The heap whose head became late first of all; None if no prompt is late."""
@@ -225,11 +225,10 @@ class PromptOrder(Generic[T]):
                 timed.remove(head)
                 heapq.heapify(timed)
                 return head.prompt
-        if self._late[0].prompt is head:
-            heapq.heappop(self._late)
-        else:
-            self._late.remove(_Late(head.late_key, head.number, head))
-            heapq.heapify(self._late)
+        late = self._late[head.tenant]
+        heapq.heappop(late)
+        if not late:
+            del self._late[head.tenant]
         return head.prompt
 
     def own_s(self) -> float:
@@ -254,8 +253,12 @@ class PromptOrder(Generic[T]):
 
     def drop_late(self, is_over: Callable[[T], bool]) -> None:
         """Drop late prompts whose clients have gone: their turn may be far away."""
-        self._late = [late for late in self._late if not is_over(late.prompt.prompt)]
-        heapq.heapify(self._late)
+        for tenant, late in list(self._late.items()):
+            if kept := [entry for entry in late if not is_over(entry.prompt.prompt)]:
+                heapq.heapify(kept)
+                self._late[tenant] = kept
+            else:
+                del self._late[tenant]
         waiting = itertools.chain(self._in_time, self._deferred, self._late_prompts())
         self._tenants, self._turn = Counter(timed.tenant for timed in waiting), None
 
@@ -279,13 +282,6 @@ class PromptOrder(Generic[T]):
         deferred = {prompt.number for prompt in self._deferred}
         self._in_time = [prompt for prompt in timed if prompt.number not in deferred]  # sorted, so a heap
         heapq.heapify(self._deferred)
-
-
-def _goes_before(prompt: _Timed[T], other: _Timed[T], rank: HeldRank) -> bool:
-    """Return whether the prompt goes before another one of its tenant and rank."""
-    if rank is HeldRank.LATE:
-        return (prompt.late_key, prompt.number) < (other.late_key, other.number)
-    return prompt < other
 
 
 class _Line(Generic[T]):

@@ -134,7 +134,7 @@ def _load(processes: RankProcesses, config: WorkerConfig) -> tuple[str, bool]:
 
 
 def _size(config: WorkerConfig, shapes: Sequence[KvGeometry], context: int) -> capacity.Capacity:
-    """What fits, with pools of these shapes. Memory is counted over all ranks. Raises ConfigError."""
+    """The capacity with pools of these shapes. Memory is counted over all ranks. Raises ConfigError."""
     held = replace(shapes[0], kv_heads=sum(shape.kv_heads for shape in shapes))
     budget = capacity.kv_budget(config.kv_cache_bytes, free_bytes("cpu"), "cpu")
     return capacity.decide(held, context, budget, config.landing_bytes, lands=config.lands)

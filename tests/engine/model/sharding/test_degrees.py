@@ -15,10 +15,10 @@ from baton_kv_transfer.ranks.tensor_parallel import heads_of
 from baton_testing.engine.threaded_ranks import ThreadCollective, ThreadMeeting
 from baton_testing.published.configs import PUBLISHED
 from baton_testing.published.quantised import QUANTISED
+from baton_wire.kv_shape import held_kv_heads
 from baton_wire.models.errors import ModelConfigError, ModelError
 from baton_wire.models.parsing import parse_spec
 from baton_wire.models.sharding.degrees import allowed_degrees, check_degree
-from baton_wire.models.sharding.shard_spec import held_kv_heads
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from baton_wire.kv_shape import held_kv_heads
 from baton_wire.models.decoder_spec import Attention, DecoderSpec, Dense, FeedForward, LayerSpec
 
 HEADS: Final = "attention heads"
@@ -12,15 +13,6 @@ BLOCK_COLUMNS: Final = "columns of the feed-forward blocks"
 EXPERT_COLUMNS: Final = "columns of an expert"
 SHARED_COLUMNS: Final = "columns of the shared expert"
 """Names of these sizes in refusals."""
-
-
-def held_kv_heads(kv_heads: int, rank: int, ranks: int) -> range:
-    """The model's KV heads that a rank holds: adjacent ones in order; with fewer heads than ranks, adjacent ranks hold
-    the same head. Raises ValueError, which says why they cannot be shared out."""
-    if kv_heads % ranks and ranks % kv_heads:
-        raise ValueError(f"{kv_heads} KV heads neither divide by it nor divide it")
-    first = rank * kv_heads // ranks
-    return range(first, first + max(1, kv_heads // ranks))
 
 
 def equal_part(size: int, rank: int, ranks: int, what: str) -> range:

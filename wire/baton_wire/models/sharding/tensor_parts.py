@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from baton_wire.kv_shape import held_kv_heads
 from baton_wire.models.decoder_spec import Attention, DecoderSpec, Dense, LayerSpec, StackedTensors
 from baton_wire.models.formats.packed_integers import Gptq, PackedIntegers
 from baton_wire.models.formats.weight_format import Axis, TensorAxes, WeightFormat
@@ -21,7 +22,6 @@ from baton_wire.models.sharding.shard_spec import (
     HEADS,
     SHARED_COLUMNS,
     equal_part,
-    held_kv_heads,
 )
 
 
