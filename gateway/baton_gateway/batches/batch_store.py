@@ -127,7 +127,7 @@ class BatchStore:
         folder = self.files.folder(tenant)
         now = int(time.time())
         with folder.lock():
-            file = self.files.find(tenant, plan.input_file_id)
+            file = self.files.find(tenant, plan.input_file_id, "input_file_id")
             if sum(active.tenant_key == folder.key for active in self.active()) >= MAX_ACTIVE:
                 raise RefusedError(too_many_batches(MAX_ACTIVE))
             record = BatchRecord(

@@ -119,13 +119,13 @@ class FileStore:
         files = [file for file in _read_files(self.folder(tenant)) if file.expires_at > time.time()]
         return sorted(files, key=lambda file: (-file.created_at, file.id))
 
-    def find(self, tenant: str, file_id: str) -> StoredFile:
-        """Return a file of the tenant. Raises RefusedError (404), OSError."""
+    def find(self, tenant: str, file_id: str, param: str = "id") -> StoredFile:
+        """Return a file of the tenant. `param`: the field that names it. Raises RefusedError (404), OSError."""
         file = None
         if FILE_ID.fullmatch(file_id):
             file = _read_file(self.folder(tenant).files / f"{file_id}.json")
         if file is None or file.expires_at <= time.time():
-            raise RefusedError(file_not_found(file_id))
+            raise RefusedError(file_not_found(file_id, param))
         return file
 
     def open_content(self, tenant: str, file_id: str) -> int:
