@@ -117,8 +117,9 @@ class BatchDesk:
 
     def _claim(self, batch: ActiveBatch) -> int | None:
         """Become the owner of a batch. Blocks. Raises OSError."""
-        owner = self.store.folder(batch).claim()
-        if owner is None and not self.store.folder(batch).path.exists():
+        folder = self.store.folder(batch)
+        owner = folder.claim()
+        if owner is None and not folder.has_record():
             self.store.forget_orphan(batch, time.time())
         return owner
 
