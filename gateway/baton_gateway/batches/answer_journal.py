@@ -5,7 +5,6 @@ The two files of the journal become the batch's output and error files. One thre
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Final
@@ -46,13 +45,14 @@ class AnswerJournal:
         return answer_id.encode()[-_ID_CHARS:] in self.done
 
     def write(self, line: bytes, *, is_error: bool) -> None:
-        """Append one whole line. Raises OSError; then nothing of the line is left."""
+        """Append one whole line. Raises OSError; what is left of the line goes before anything else is written."""
         self._files[is_error].append(line)
         self.done.add(line[_ID_AT : _ID_AT + _ID_CHARS])
 
     def sync(self) -> None:
         """Have the disk keep what was written. Raises OSError."""
         for file in self._files:
+            file.cut_torn()
             os.fdatasync(file.descriptor)
 
     def close(self) -> None:
@@ -67,6 +67,7 @@ class _LineFile:
     def __init__(self, path: Path, ids: set[bytes]) -> None:
         self.descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         self.lines = self._size = 0
+        self._is_torn = False
         try:
             with os.fdopen(os.dup(self.descriptor), "rb") as reader:
                 for line in reader:
@@ -81,13 +82,17 @@ class _LineFile:
             raise
 
     def append(self, line: bytes) -> None:
+        self.cut_torn()
         left = memoryview(line)
-        try:
-            while left:
-                left = left[os.write(self.descriptor, left) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self.descriptor, self._size)
-            raise
+        self._is_torn = True
+        while left:
+            left = left[os.write(self.descriptor, left) :]
+        self._is_torn = False
         self._size += len(line)
         self.lines += 1
+
+    def cut_torn(self) -> None:
+        """Remove what a failed write left. Raises OSError."""
+        if self._is_torn:
+            os.ftruncate(self.descriptor, self._size)
+            self._is_torn = False

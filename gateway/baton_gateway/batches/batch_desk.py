@@ -30,6 +30,7 @@ LOOK_S: Final = 1.0
 SWEEP_S: Final = 60.0
 AGAIN_S: Final = 5.0
 """The wait before a run that failed is begun again."""
+STOP_S: Final = 10.0
 MAX_RUNS: Final = 32
 MAX_OF_TENANT: Final = 2
 """Batches of one tenant at work in one process."""
@@ -77,15 +78,19 @@ class BatchDesk:
         """Begin to work. `answering` answers lines."""
         count: CountLines = self._metrics.batch_lines
         slots = asyncio.Semaphore(self._concurrency)
-        parts = RunParts(self.files, answering, slots, count, self._most_lines)
+        parts = RunParts(self.files, answering, slots, self._concurrency, count, self._most_lines)
         self._looking = asyncio.create_task(self._look_on(parts), name="batches")
 
     async def stop(self) -> None:
-        """Let go of every batch: lines at work are answered again by the next owner."""
+        """Let go of every batch: lines at work are answered again by the next owner. A disk that hangs keeps its
+        batches until the process ends."""
         tasks = [*self._tasks.values(), *([] if self._looking is None else [self._looking])]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            _, hanging = await asyncio.wait(tasks, timeout=STOP_S)
+            if hanging:
+                _log.error("the disk hangs: %d batches are not let go", len(hanging))
 
     async def _look_on(self, parts: RunParts) -> None:
         while True:
@@ -117,8 +122,9 @@ class BatchDesk:
 
     def _claim(self, batch: ActiveBatch) -> int | None:
         """Become the owner of a batch. Blocks. Raises OSError."""
-        owner = self.store.folder(batch).claim()
-        if owner is None and not self.store.folder(batch).path.exists():
+        folder = self.store.folder(batch)
+        owner = folder.claim()
+        if owner is None and not folder.has_record():
             self.store.forget_orphan(batch, time.time())
         return owner
 
@@ -148,14 +154,19 @@ class BatchDesk:
             self._complaints.say("a batch failed and is tried again", batch.id, error)
         finally:
             self._runs.pop(batch, None)
-            try:
-                if run is not None:
-                    await asyncio.shield(run.close())
-            finally:
-                os.close(owner)
+            await asyncio.shield(asyncio.to_thread(_let_go, run, owner))
 
     def _pause(self, batch: ActiveBatch) -> None:
         self._not_before[batch] = asyncio.get_running_loop().time() + AGAIN_S
+
+
+def _let_go(run: OwnedBatch | None, owner: int) -> None:
+    """Free a batch for another owner, once nothing writes to it. Blocks."""
+    try:
+        if run is not None:
+            run.close()
+    finally:
+        os.close(owner)
 
 
 def select(free: Sequence[ActiveBatch], at_work: Sequence[ActiveBatch]) -> list[ActiveBatch]:

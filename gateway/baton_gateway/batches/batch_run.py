@@ -29,7 +29,8 @@ from baton_gateway.batches.lines import BatchLine, answer_line, read_checked_lin
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 CHUNK_LINES: Final = 16
-"""Lines that are read ahead."""
+CHUNK_BYTES: Final = 1 << 20
+"""The most that is read ahead, but for the last line of it."""
 WATCH_S: Final = 1.0
 """How often a run looks whether it is to be cancelled, and notes how far it is."""
 PAUSE_S: Final = 5.0
@@ -75,11 +76,12 @@ class RunParts:
     files: FileStore
     answering: AnswerLine
     slots: asyncio.Semaphore
-    """Lines of all batches at the workers, or waiting for them."""
+    """Lines of all batches at the workers, or waiting for room there."""
+    lines_in_hand: int
+    """The most lines of one batch in memory, with those that wait to be tried again."""
     count: CountLines
     most_lines: int
     wall: Callable[[], float] = time.time
-    pause_s: float = PAUSE_S
 
 
 class OwnedBatch:
@@ -96,7 +98,7 @@ class OwnedBatch:
         self._journal: AnswerJournal | None = None
 
     async def run(self) -> None:
-        """Work until the batch has ended. Raises OSError; another run goes on then."""
+        """Work until the batch has ended. Raises OSError; another run continues then."""
         if self.record.status is BatchStatus.VALIDATING:
             await self._validate()
         if self.record.status is BatchStatus.IN_PROGRESS:
@@ -104,9 +106,9 @@ class OwnedBatch:
         if self.record.status is BatchStatus.FINALIZING:
             await self._disk(self._publish)
 
-    async def close(self) -> None:
-        """Wait for the thread, so that nothing is written after the batch has another owner."""
-        await asyncio.to_thread(self._thread.shutdown, True)
+    def close(self) -> None:
+        """Wait for the thread, so that nothing is written after the batch has another owner. Blocks."""
+        self._thread.shutdown()
         if self._journal is not None:
             self._journal.close()
 
@@ -140,6 +142,16 @@ class OwnedBatch:
 
     async def _answer_all(self) -> None:
         journal = self._journal = await self._disk(AnswerJournal, self._batch.path)
+        status = await self._disk(self._stop_reason) or await self._answer_until_stopped(journal)
+        if status is BatchStatus.EXPIRED:
+            expired = await self._disk(self._note_expired, journal)
+            self._parts.count("expired", expired)
+        await self._disk(journal.sync)
+        counted = batch_record.count(self.record, journal.completed, journal.failed)
+        await self._save(batch_record.finalize(counted, status, self._now()))
+
+    async def _answer_until_stopped(self, journal: AnswerJournal) -> BatchStatus:
+        """Answer lines until there are none left, or no further one is to be answered; returns how the batch ends."""
         watching, answering = (
             asyncio.create_task(self._watch(journal)),
             asyncio.create_task(self._answer_lines(journal)),
@@ -151,15 +163,11 @@ class OwnedBatch:
                 task.cancel()
             results = await asyncio.gather(watching, answering, return_exceptions=True)
         for result in results:
+            if isinstance(result, BaseExceptionGroup) and (disk := result.subgroup(OSError)) is not None:
+                raise disk.exceptions[0]
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
-        status = results[0] if isinstance(results[0], BatchStatus) else BatchStatus.COMPLETED
-        if status is BatchStatus.EXPIRED:
-            expired = await self._disk(self._note_expired, journal)
-            self._parts.count("expired", expired)
-        await self._disk(journal.sync)
-        counted = batch_record.count(self.record, journal.completed, journal.failed)
-        await self._save(batch_record.finalize(counted, status, self._now()))
+        return results[0] if isinstance(results[0], BatchStatus) else BatchStatus.COMPLETED
 
     async def _watch(self, journal: AnswerJournal) -> BatchStatus:
         """Return once no further line is to be answered."""
@@ -180,18 +188,20 @@ class OwnedBatch:
 
     async def _answer_lines(self, journal: AnswerJournal) -> None:
         lines = read_checked_lines(self._input)
-        slots, context = self._parts.slots, self._parts.answering.context
+        in_hand = asyncio.Semaphore(self._parts.lines_in_hand)
         async with asyncio.TaskGroup() as group:
             while chunk := await self._disk(_next_lines, lines, journal):
                 for line in chunk:
-                    await slots.acquire()
-                    task = group.create_task(self._answer(line, journal), context=context(self.record.tenant))
-                    task.add_done_callback(lambda _: slots.release())
+                    await in_hand.acquire()
+                    context = self._parts.answering.context(self.record.tenant)
+                    task = group.create_task(self._answer(line, journal), context=context)
+                    task.add_done_callback(lambda _: in_hand.release())
 
     async def _answer(self, line: BatchLine, journal: AnswerJournal) -> None:
         wait_s, failures = 1.0, 0
         while True:
-            answer = await self._parts.answering.answer(self.record.tenant, line)
+            async with self._parts.slots:
+                answer = await self._parts.answering.answer(self.record.tenant, line)
             failures += answer.status >= 500 and not answer.is_transient
             if not answer.is_transient and (answer.status < 500 or failures >= MAX_FAILURES):
                 break
@@ -213,7 +223,7 @@ class OwnedBatch:
             except OSError as error:
                 has_failed = True
                 await self._disk(self.note, pause_of(error))
-            await asyncio.sleep(self._parts.pause_s)
+            await asyncio.sleep(PAUSE_S)
         if has_failed:
             await self._disk(self.note, None)
 
@@ -271,4 +281,10 @@ def pause_of(error: OSError) -> BatchProblem:
 
 def _next_lines(lines: Iterator[BatchLine], journal: AnswerJournal) -> list[BatchLine]:
     """The next lines without an answer; empty: there are none left. Raises OSError."""
-    return list(islice((line for line in lines if not journal.has(line.id)), CHUNK_LINES))
+    chunk, size = [], 0
+    for line in islice((line for line in lines if not journal.has(line.id)), CHUNK_LINES):
+        chunk.append(line)
+        size += line.size
+        if size >= CHUNK_BYTES:
+            break
+    return chunk

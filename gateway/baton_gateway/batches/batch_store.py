@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +28,7 @@ from baton_gateway.batches.folder import (
 from baton_gateway.batches.refusals import batch_has_ended, batch_not_found, file_in_use, too_many_batches
 from baton_gateway.errors import RefusedError
 
+_log = logging.getLogger("baton.gateway.batches")
 MAX_ACTIVE: Final = 16
 """Batches of one tenant that have not ended."""
 MAX_KEPT: Final = 1_000
@@ -69,6 +72,10 @@ class BatchFolder:
             return msgspec.json.decode((self.path / _RECORD).read_bytes(), type=BatchRecord)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
+
+    def has_record(self) -> bool:
+        """Return whether there is a record, perhaps a damaged one. Raises OSError."""
+        return (self.path / _RECORD).exists()
 
     def write(self, record: BatchRecord) -> None:
         """Replace the record. Raises OSError; the former one stays then."""
@@ -127,7 +134,7 @@ class BatchStore:
         folder = self.files.folder(tenant)
         now = int(time.time())
         with folder.lock():
-            file = self.files.find(tenant, plan.input_file_id)
+            file = self.files.find(tenant, plan.input_file_id, "input_file_id")
             if sum(active.tenant_key == folder.key for active in self.active()) >= MAX_ACTIVE:
                 raise RefusedError(too_many_batches(MAX_ACTIVE))
             record = BatchRecord(
@@ -209,15 +216,27 @@ class BatchStore:
         (active_folder(self.root) / active.entry).unlink(missing_ok=True)
 
     def forget_orphan(self, active: ActiveBatch, now_s: float) -> None:
-        """Remove the entry of a batch whose creation was interrupted. Raises OSError."""
+        """Remove what is left of a batch whose creation was interrupted. A record that cannot be read keeps its
+        folder. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
-            if abs(now_s - (active_folder(self.root) / active.entry).stat().st_mtime) > ORPHAN_S:
-                self.forget(active)
+            if abs(now_s - (active_folder(self.root) / active.entry).stat().st_mtime) <= ORPHAN_S:
+                return
+            folder = self.folder(active)
+            if folder.has_record():
+                _log.error("the record of a batch cannot be read, so the batch does not go on: %s", folder.path)
+            else:
+                shutil.rmtree(folder.path, ignore_errors=True)
+            self.forget(active)
 
     def sweep(self, now_s: float) -> None:
         """Delete what is expired, of every tenant: files, dead uploads, batches that ended long ago. Raises OSError."""
         records = (self.folder(active).read() for active in self.active())
-        self.files.sweep(now_s, frozenset(record.input_file_id for record in records if record is not None))
+        in_use = (
+            (record.input_file_id, record.output_file_id, record.error_file_id)
+            for record in records
+            if record is not None
+        )
+        self.files.sweep(now_s, frozenset(chain.from_iterable(in_use)))
         for tenant in (self.root / "tenants").iterdir():
             ended = [
                 (record.ended_at, batch.path)

@@ -19,7 +19,7 @@ from baton_gateway.errors import RefusedError
 KEPT_S: Final = 30 * 86_400
 """How long a file is kept where its upload names no other time."""
 STALE_UPLOAD_S: Final = 3_600.0
-"""An upload whose bytes stopped coming this long ago is removed."""
+"""An upload whose bytes stopped coming this long ago is removed, and so is what a kill left of a file."""
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -119,13 +119,13 @@ class FileStore:
         files = [file for file in _read_files(self.folder(tenant)) if file.expires_at > time.time()]
         return sorted(files, key=lambda file: (-file.created_at, file.id))
 
-    def find(self, tenant: str, file_id: str) -> StoredFile:
-        """Return a file of the tenant. Raises RefusedError (404), OSError."""
+    def find(self, tenant: str, file_id: str, param: str = "id") -> StoredFile:
+        """Return a file of the tenant. `param`: the field that names it. Raises RefusedError (404), OSError."""
         file = None
         if FILE_ID.fullmatch(file_id):
             file = _read_file(self.folder(tenant).files / f"{file_id}.json")
         if file is None or file.expires_at <= time.time():
-            raise RefusedError(file_not_found(file_id))
+            raise RefusedError(file_not_found(file_id, param))
         return file
 
     def open_content(self, tenant: str, file_id: str) -> int:
@@ -142,18 +142,23 @@ class FileStore:
         remove_file(self.folder(tenant), file.id)
 
     def sweep(self, now_s: float, in_use: frozenset[str]) -> None:
-        """Delete expired files and dead uploads of every tenant. `in_use`: ids of inputs of batches. Raises OSError."""
+        """Delete expired files of every tenant, and what killed processes left. `in_use`: ids of files that batches
+        read or are about to publish. Raises OSError."""
         for path in (self._root / "tenants").iterdir():
-            for entry in _entries(path / "files"):
-                if not entry.name.endswith(".json") or entry.name.startswith("."):
+            entries = _entries(path / "files")
+            names = {entry.name for entry in entries}
+            for entry in entries:
+                file_id, _, kind = entry.name.partition(".")
+                if file_id in in_use:
                     continue
-                file = _read_file(Path(entry.path))
-                if file is not None and file.expires_at <= now_s and file.id not in in_use:
-                    _unlink(path / "files", file.id)
+                if not file_id or (kind == "data" and f"{file_id}.json" not in names):
+                    _unlink_stale(entry, now_s)  # a draft, or bytes without what says that they are a file
+                elif kind == "json":
+                    file = _read_file(Path(entry.path))
+                    if file is not None and file.expires_at <= now_s:
+                        _unlink(path / "files", file.id)
             for entry in _entries(path / "uploads"):
-                with contextlib.suppress(FileNotFoundError):
-                    if abs(now_s - entry.stat().st_mtime) > STALE_UPLOAD_S:
-                        os.unlink(entry.path)
+                _unlink_stale(entry, now_s)
 
 
 def publish(folder: TenantFolder, source: Path, file: StoredFile) -> None:
@@ -181,6 +186,13 @@ def remove_file(folder: TenantFolder, file_id: str) -> None:
 def _unlink(files: Path, file_id: str) -> None:
     (files / f"{file_id}.json").unlink(missing_ok=True)
     (files / f"{file_id}.data").unlink(missing_ok=True)
+
+
+def _unlink_stale(entry: os.DirEntry[str], now_s: float) -> None:
+    """Delete what nothing has been written to for long. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        if abs(now_s - entry.stat().st_mtime) > STALE_UPLOAD_S:
+            os.unlink(entry.path)
 
 
 def _check_bounds(folder: TenantFolder, bounds: FileBounds, size: int) -> int:

@@ -7,8 +7,8 @@ from baton_gateway.errors import INVALID, RATE_LIMIT, SERVER, Problem
 MAX_SHOWN_CHARS = 80
 
 
-def file_not_found(file_id: str) -> Problem:
-    return Problem(404, INVALID, f"No such file: '{file_id[:MAX_SHOWN_CHARS]}'.", "id", "file_not_found")
+def file_not_found(file_id: str, param: str = "id") -> Problem:
+    return Problem(404, INVALID, f"No such file: '{file_id[:MAX_SHOWN_CHARS]}'.", param, "file_not_found")
 
 
 def batch_not_found(batch_id: str) -> Problem:

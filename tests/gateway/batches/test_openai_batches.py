@@ -3,65 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
-from openai.types import Batch
 
+from baton_testing.gateway.batch_client import answers, begin, client_of, line, until_ended, upload
 from baton_testing.gateway.fake_pool import FakePool
-from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, running_gateway
-
-ENDED = ("completed", "failed", "expired", "cancelled")
-
-
-def line(custom_id: str, url: str = "/v1/chat/completions", **fields: Any) -> str:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 8} | fields
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body}) + "\n"
-
-
-@pytest.fixture
-async def batching(pool: FakePool, tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(pool, f"--batch-folder={tmp_path / 'batches'}") as gateway:
-        yield gateway
-
-
-@pytest.fixture
-async def gpt(batching: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(api_key="sk-none", base_url=batching.url("/v1"), max_retries=0) as client:
-        yield client
-
-
-async def upload(gpt: openai.AsyncOpenAI, content: str) -> str:
-    file = await gpt.files.create(file=("in.jsonl", content.encode()), purpose="batch")
-    return file.id
-
-
-async def begin(gpt: openai.AsyncOpenAI, content: str, **fields: Any) -> Batch:
-    file_id = await upload(gpt, content)
-    return await gpt.batches.create(
-        input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h", **fields
-    )
-
-
-async def until_ended(gpt: openai.AsyncOpenAI, batch_id: str) -> Batch:
-    for _ in range(2_000):
-        batch = await gpt.batches.retrieve(batch_id)
-        if batch.status in ENDED:
-            return batch
-        await asyncio.sleep(0.02)
-    raise TimeoutError(batch)
-
-
-async def answers(gpt: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
-    assert file_id is not None
-    content = await gpt.files.content(file_id)
-    lines = [json.loads(text) for text in content.text.splitlines()]
-    assert len({answer["custom_id"] for answer in lines}) == len(lines)
-    return {answer["custom_id"]: answer for answer in lines}
+from baton_testing.gateway.gateway_process import ANSWER, running_gateway
 
 
 async def test_a_batch_is_created_and_answered(gpt: openai.AsyncOpenAI) -> None:
@@ -87,12 +36,12 @@ async def test_a_batch_goes_on_with_the_next_owner_and_answers_each_line_once(po
     batch_id = ""
     for _ in range(3):
         async with running_gateway(pool, *flags) as gateway:  # noqa: SIM117
-            async with openai.AsyncOpenAI(api_key="sk-none", base_url=gateway.url("/v1"), max_retries=0) as client:
+            async with client_of(gateway.url("/v1")) as client:
                 if not batch_id:
                     batch_id = (await begin(client, "".join(line(f"q{number}") for number in range(60)))).id
                 await asyncio.sleep(0.2)
     async with running_gateway(pool, *flags) as gateway:  # noqa: SIM117
-        async with openai.AsyncOpenAI(api_key="sk-none", base_url=gateway.url("/v1"), max_retries=0) as client:
+        async with client_of(gateway.url("/v1")) as client:
             ended = await until_ended(client, batch_id)
             assert set(await answers(client, ended.output_file_id)) == {f"q{number}" for number in range(60)}
 
