@@ -84,9 +84,8 @@ class PageDesk:
     async def stop(self) -> None:
         await self._siblings.stop()
 
-    async def document(self, viewer: Viewer, query: str) -> bytes:
-        """Return the document for a viewer as JSON. `query`: of the URL. Raises ValueError where it is malformed."""
-        asked = parse_page_query(query)
+    async def document(self, viewer: Viewer, asked: str | None) -> bytes:
+        """Return the document for a viewer as JSON. `asked`: the id of a request that is to be found; None: none is."""
         whose = None if viewer.sees_all else viewer.tenant.name
         key = (viewer.sees_all, whose, viewer.may_generate, asked)
         return await self._documents.get(key, lambda: asyncio.create_task(self._make(viewer, asked)))

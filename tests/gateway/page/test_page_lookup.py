@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from baton_gateway.page.static_files import static_files
+from baton_gateway.records.record_query import RecordQuery, RecordsPage
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, running_gateway, until
 from baton_wire.keys import operator_token, read_keys
@@ -118,6 +119,18 @@ async def test_a_key_in_the_url_is_refused_and_not_repeated(
     status, refusal = await data(shared, http, KEYS["alice"], f"?key={KEYS['alice']}")
     assert (status, refusal["error"]["code"]) == (400, "invalid_query")
     assert KEYS["alice"] not in json.dumps(refusal)
+
+
+async def test_a_failure_of_the_gateway_is_not_blamed_on_the_query(
+    gateway: RunningGateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(query: RecordQuery) -> RecordsPage:
+        raise ValueError("inside")
+
+    monkeypatch.setattr(gateway.server.desk, "ask", fail)
+    status, refusal = await data(gateway, http)
+    assert status == 500
+    assert "inside" not in json.dumps(refusal)
 
 
 async def test_where_clients_need_no_key_this_machine_sees_all(
