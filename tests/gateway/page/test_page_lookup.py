@@ -176,7 +176,7 @@ async def test_ten_viewers_at_once_cost_what_one_does(
     built = 0
     build = gateway.server.page._make
 
-    async def count(*arguments: Any) -> bytes:
+    async def count(*arguments: Any) -> Any:
         nonlocal built
         built += 1
         return await build(*arguments)
@@ -187,6 +187,9 @@ async def test_ten_viewers_at_once_cost_what_one_does(
     pages = await asyncio.gather(*(data(gateway, http) for _ in range(10)))
     assert {status for status, _ in pages} == {200}
     assert built == 1
+    found = await asyncio.gather(*(data(gateway, http, query=f"?id=drawn-{number}") for number in range(10)))
+    assert [page["found"] for _, page in found] == [[]] * 10
+    assert built == 1, "an id that nobody asked for before asks no process for its part"
 
 
 async def test_the_files_are_for_everybody_and_let_a_browser_run_nothing_else(
