@@ -9,7 +9,7 @@ from aiohttp import web
 from baton_gateway.http_api.access_log import EXCHANGE
 from baton_gateway.http_api.lookups import SERVER
 from baton_gateway.http_api.record_lookup import invalid_query
-from baton_gateway.page.page_desk import PageDesk
+from baton_gateway.page.page_desk import PageDesk, parse_page_query
 from baton_gateway.page.static_files import DATA, HEADERS, PAGE, static_files
 from baton_gateway.page.viewer import Viewer
 from baton_gateway.requests.tenant import Tenant
@@ -30,20 +30,25 @@ class PageLookup:
         viewer = request[EXCHANGE].viewer
         assert viewer is not None, "the endpoint takes viewers"
         try:
-            return await _data_answer(self._desk, viewer, request)
+            asked = parse_page_query(_query(request))
         except ValueError as error:
             raise invalid_query(error) from None
+        return await _data_answer(self._desk, viewer, asked)
 
 
 def admin_page(desk: PageDesk) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse | None]]:
     """Return the handler of the page on the admin listener, whose clients sit at this machine and see everything. It
-    returns None for paths that are none of the page's, and raises ValueError where a query is malformed."""
+    returns None for paths that are none of the page's."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse | None:
         path = request.raw_path.partition("?")[0]
-        if path == DATA:
-            return await _data_answer(desk, Viewer(sees_all=True), request)
-        return static_answer(request)
+        if path != DATA:
+            return static_answer(request)
+        try:
+            asked = parse_page_query(_query(request))
+        except ValueError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        return await _data_answer(desk, Viewer(sees_all=True), asked)
 
     return answer
 
@@ -62,7 +67,10 @@ def static_answer(request: web.BaseRequest) -> web.StreamResponse | None:
     return web.Response(body=file.body, content_type=file.content_type, charset="utf-8", headers=headers)
 
 
-async def _data_answer(desk: PageDesk, viewer: Viewer, request: web.BaseRequest) -> web.StreamResponse:
-    body = await desk.document(viewer, request.raw_path.partition("?")[2])
+async def _data_answer(desk: PageDesk, viewer: Viewer, asked: str | None) -> web.StreamResponse:
     headers = {"Content-Type": "application/json", "Cache-Control": "no-store", **SERVER, **HEADERS}
-    return web.Response(body=body, headers=headers)
+    return web.Response(body=await desk.document(viewer, asked), headers=headers)
+
+
+def _query(request: web.BaseRequest) -> str:
+    return request.raw_path.partition("?")[2]

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import parse_qsl
@@ -62,6 +62,14 @@ class AnswerCache(Generic[T]):
         return await asyncio.shield(kept.task)
 
 
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A document as JSON, and what it was made of: with the records of an id it is made anew, but nothing is asked."""
+
+    inputs: PageInputs
+    body: bytes
+
+
 class PageDesk:
     """The page's data over all processes of a gateway. `sources`: None: this process has no part of its own."""
 
@@ -74,7 +82,7 @@ class PageDesk:
     ) -> None:
         self._sources, self._records, self._processes = sources, records, processes
         self._siblings = SiblingSockets(folder, "page-", None if sources is None else sources.answer, _log)
-        self._documents: AnswerCache[bytes] = AnswerCache(KEPT_S)
+        self._documents: AnswerCache[_Document] = AnswerCache(KEPT_S)
         self._found: AnswerCache[list[RequestRecord]] = AnswerCache(RECORDS_KEPT_S)
 
     async def start(self) -> None:
@@ -84,23 +92,25 @@ class PageDesk:
     async def stop(self) -> None:
         await self._siblings.stop()
 
-    async def document(self, viewer: Viewer, query: str) -> bytes:
-        """Return the document for a viewer as JSON. `query`: of the URL. Raises ValueError where it is malformed."""
-        asked = parse_page_query(query)
+    async def document(self, viewer: Viewer, asked: str | None) -> bytes:
+        """Return the document for a viewer as JSON. `asked`: the id of a request that is to be found; None: none is."""
         whose = None if viewer.sees_all else viewer.tenant.name
-        key = (viewer.sees_all, whose, viewer.may_generate, asked)
-        return await self._documents.get(key, lambda: asyncio.create_task(self._make(viewer, asked)))
+        key = (whose, viewer.may_generate)
+        made = await self._documents.get(key, lambda: asyncio.create_task(self._make(viewer, whose)))
+        if asked is None:
+            return made.body
+        matches = await self._ask(RecordQuery(asked, whose))
+        return _encode(page_document(replace(made.inputs, matches=matches)))
 
-    async def _make(self, viewer: Viewer, asked: str | None) -> bytes:
-        whose = None if viewer.sees_all else viewer.tenant.name
-        (parts, silent), slowest, missed, matches = await asyncio.gather(
+    async def _make(self, viewer: Viewer, whose: str | None) -> _Document:
+        (parts, silent), slowest, missed = await asyncio.gather(
             self._parts(PageQuestion(whose)),
             self._search(RecordQuery(tenant=whose, slowest=MAX_SHOWN)),
             self._search(RecordQuery(tenant=whose, missed=True)),
-            self._find(whose, asked),
         )
         wall_s, now_s = time.time(), asyncio.get_running_loop().time()
-        return _encode(page_document(PageInputs(viewer, wall_s, now_s, parts, silent, slowest, missed, matches)))
+        inputs = PageInputs(viewer, wall_s, now_s, parts, silent, slowest, missed)
+        return _Document(inputs, _encode(page_document(inputs)))
 
     async def _parts(self, question: PageQuestion) -> tuple[list[PagePart], list[int]]:
         own = [] if self._sources is None else [self._sources.build(question)]
@@ -113,9 +123,6 @@ class PageDesk:
     async def _search(self, query: RecordQuery) -> list[RequestRecord]:
         key = (query.tenant, query.slowest, query.missed)
         return await self._found.get(key, lambda: asyncio.create_task(self._ask(query)))
-
-    async def _find(self, whose: str | None, asked: str | None) -> list[RequestRecord] | None:
-        return None if asked is None else await self._ask(RecordQuery(asked, whose))
 
     async def _ask(self, query: RecordQuery) -> list[RequestRecord]:
         return (await self._records.ask(query)).records[:MAX_ANSWERED]

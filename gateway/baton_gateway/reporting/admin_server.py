@@ -25,7 +25,7 @@ STOP_S = 1.0
 class AdminServer:
     """`reports` asks every process of this gateway; `metrics_body` renders their metrics together for an `Accept`
     header, and returns them with their content type; `records_body` answers a query for records, and raises ValueError
-    where that is malformed, as `page` does, which returns None for paths that are not the page's.
+    where that is malformed; `page` returns None for paths that are not the page's.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class AdminServer:
         if path == "/requests":
             return await self._records(query)
         if path.startswith("/ui"):
-            return await self._page_answer(request)
+            return await self._page(request) or web.Response(status=404)
         match request.raw_path:
             case "/state":
                 return web.Response(body=state_body(await self._reports()), content_type="application/json")
@@ -67,12 +67,6 @@ class AdminServer:
                 body, content_type = self._metrics_body(request.headers.get("Accept", ""))
                 return web.Response(body=body, headers={"Content-Type": content_type})
         return web.Response(status=404)
-
-    async def _page_answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        try:
-            return await self._page(request) or web.Response(status=404)
-        except ValueError as error:
-            return web.Response(status=400, text=f"{error}\n")
 
     async def _records(self, query: str) -> web.StreamResponse:
         try:

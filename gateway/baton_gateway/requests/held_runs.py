@@ -197,7 +197,7 @@ class HeldRuns:
             own, light = load.sequences(tenant.name), LIGHT_SHARE * num_slots(views, fingerprint)
             if not own and load.most_sequences() > light:
                 return False
-            if own > light and not may_take(own, action.choices, _free(load, views, fingerprint), TENANT_GREED):
+            if own > light and not may_take(own, action.choices, free_sequences(views, fingerprint), TENANT_GREED):
                 return True
         return is_full(views, fingerprint, self._router.load_of(live).output_tokens)
 
@@ -291,7 +291,7 @@ class HeldRuns:
         """A function from a tenant to how far it is ahead of its fair share. Infinite: it has its share of the slots
         and waits for its own sequences to end, which holds up no other tenant."""
         load, views = self._loads[fingerprint], self._table.views()
-        free, light = _free(load, views, fingerprint), LIGHT_SHARE * num_slots(views, fingerprint)
+        free, light = free_sequences(views, fingerprint), LIGHT_SHARE * num_slots(views, fingerprint)
 
         def lead(tenant: str) -> float:
             own = load.sequences(tenant)
@@ -347,12 +347,3 @@ class HeldRuns:
                 return
             self._timer.cancel()
         self._timer = loop.call_at(at_s, self.release_ready, context=self._context)
-
-
-def _free(load: ModelLoad, views: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
-    """Free slots of the decode workers. Where no other gateway sends to them, this process also knows the sequences
-    that ended since their last report."""
-    free = free_sequences(views, fingerprint)
-    if any(worker.gateways > 1 for worker in views):
-        return free
-    return max(free, num_slots(views, fingerprint) - load.num_sequences)

@@ -300,7 +300,10 @@ class Relay:
             self._deliveries.deliver_now([live])
             self._metrics.leg_failed(message.reason)
             self._routing.failing.record(epoch, message.reason, self._loop.time())
+            has_room = self._sent.take_failed(epoch, message)
             self._feed(live, LegEnded(epoch, message))
+            if has_room:
+                self.held.note_room()
 
     def unsent(self, message: ToWorker, refusal: BadFieldsError) -> None:
         """A worker would have refused the message: only its request ends."""
@@ -409,19 +412,8 @@ class Relay:
     def _send(self, live: LiveRequest, action: Send) -> None:
         worker = self._table.get(action.worker)
         if worker is not None and worker.send(action.message):
-            message = action.message
-            if isinstance(message, Encode):
-                tokens = action.missing_tokens or 1
-                worker.record_sent(tokens)
-                self._sent.record_prompt(message.request, message.attempt, worker, tokens)
-            elif isinstance(message, Prefill | Reserve):
-                is_computed = isinstance(message, Prefill) or message.prefill_epoch is None
-                tokens = len(message.tokens) // 4 if action.missing_tokens is None else action.missing_tokens
-                worker.record_sent(tokens, len(message.choices), is_computed=is_computed)
-                if is_computed:
-                    self._sent.record_prompt(message.request, message.attempt, worker, tokens)
-                if isinstance(message, Reserve):
-                    self._sent.record_sequences(message.request, message.attempt, worker, len(message.choices))
+            if self._sent.record(worker, action.message, action.missing_tokens):
+                self.held.note_room()
         elif not isinstance(action.message, Cancel):
             self._loop.call_soon(self._feed, live, WorkerLost(action.worker), context=live.context)
 

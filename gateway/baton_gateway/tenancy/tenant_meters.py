@@ -15,11 +15,10 @@ from typing import Final
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.tenancy.token_bucket import TokenBucket
 from baton_wire.messages.operator_link import LimitMeasure, LimitShare, LimitUse
-from baton_wire.tenant_table import TenantLimits
+from baton_wire.tenant_table import NO_LIMITS, TenantLimits
 
 RATES = (LimitMeasure.REQUESTS, LimitMeasure.INPUT, LimitMeasure.OUTPUT)
 """The limits by the minute."""
-NO_LIMITS: Final = TenantLimits()
 NO_RATES: Final[Mapping[LimitMeasure, int]] = MappingProxyType({})
 
 
@@ -168,11 +167,11 @@ class TenantMeters:
     def used(self, name: str, now: float) -> dict[str, float]:
         """Return what a tenant has taken of each of its limits in this process, by the limit's name."""
         meter = self._meters.get(name)
-        used: dict[str, float] = {}
-        for measure, gauge in {}.items() if meter is None else meter.gauges.items():
+        if meter is None:
+            return {}
+        for gauge in meter.gauges.values():
             gauge.bucket.refill(now)
-            used[measure.value] = max(0.0, gauge.bucket.capacity - gauge.bucket.level)
-        return used
+        return {measure.value: gauge.bucket.capacity - gauge.bucket.level for measure, gauge in meter.gauges.items()}
 
     # Shares of other processes ----------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from baton_gateway.page.static_files import static_files
+from baton_gateway.records.record_query import RecordQuery, RecordsPage
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, running_gateway, until
 from baton_wire.keys import operator_token, read_keys
@@ -120,6 +121,18 @@ async def test_a_key_in_the_url_is_refused_and_not_repeated(
     assert KEYS["alice"] not in json.dumps(refusal)
 
 
+async def test_a_failure_of_the_gateway_is_not_blamed_on_the_query(
+    gateway: RunningGateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(query: RecordQuery) -> RecordsPage:
+        raise ValueError("inside")
+
+    monkeypatch.setattr(gateway.server.desk, "ask", fail)
+    status, refusal = await data(gateway, http)
+    assert status == 500
+    assert "inside" not in json.dumps(refusal)
+
+
 async def test_where_clients_need_no_key_this_machine_sees_all(
     gateway: RunningGateway, http: aiohttp.ClientSession
 ) -> None:
@@ -163,7 +176,7 @@ async def test_ten_viewers_at_once_cost_what_one_does(
     built = 0
     build = gateway.server.page._make
 
-    async def count(*arguments: Any) -> bytes:
+    async def count(*arguments: Any) -> Any:
         nonlocal built
         built += 1
         return await build(*arguments)
@@ -174,6 +187,9 @@ async def test_ten_viewers_at_once_cost_what_one_does(
     pages = await asyncio.gather(*(data(gateway, http) for _ in range(10)))
     assert {status for status, _ in pages} == {200}
     assert built == 1
+    found = await asyncio.gather(*(data(gateway, http, query=f"?id=drawn-{number}") for number in range(10)))
+    assert [page["found"] for _, page in found] == [[]] * 10
+    assert built == 1, "an id that nobody asked for before asks no process for its part"
 
 
 async def test_the_files_are_for_everybody_and_let_a_browser_run_nothing_else(

@@ -23,7 +23,7 @@ def test_an_idle_prefill_worker_leaves_no_prompt_held_for_a_report() -> None:
         assert first.first_s == pytest.approx(1.034, abs=1e-3)
         assert held.first_s is not None
         assert first.first_s is not None
-        assert held.first_s - first.first_s < 0.01, "the next report comes at 1.1 s"
+        assert held.first_s - first.first_s < 0.005, "the next reports come at 1.04 and 1.1 s"
     finally:
         pool.close()
 
@@ -50,7 +50,7 @@ def test_a_slot_that_was_freed_is_taken_before_the_next_report() -> None:
             pool.ask_at(1.3 + number / 16, FEW, 100, 8, then=few.append)
         pool.run(4.0)
         assert sorted(client.ttft_s for client in few)[10] < 0.01, "where each waits for a report the median is 0.03 s"
-        assert ended > 650, "576 where freed slots stay empty until a report"
+        assert ended > 900, "825 where freed slots stay empty until a report"
     finally:
         pool.close()
 

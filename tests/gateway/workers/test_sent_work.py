@@ -10,15 +10,22 @@ import pytest
 from baton_gateway.workers.linked_workers import LinkedWorker
 from baton_gateway.workers.sent_work import SentWork
 from baton_gateway.workers.worker_view import WorkerView
-from baton_wire.messages.gateway_link import WorkerState
-from baton_wire.messages.values import Address, Finish, Role, TokenEntry
+from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, Reserve, WorkerState
+from baton_wire.messages.values import Address, Finish, PeerRef, Reason, Role, SamplingParams, TokenEntry
 
 RUN = b"r" * 16
 
 
 def linked(role: Role) -> LinkedWorker:
-    hello: dict[str, Any] = dict.fromkeys(("epoch", "served_name", "fingerprint", "max_context_tokens", "max_choices"))
-    hello |= {"role": role, "pair_port": None, "block_tokens": 16, "blocks_total": 100, "keeps_answers": False}
+    hello: dict[str, Any] = dict.fromkeys(("served_name", "fingerprint", "max_context_tokens", "max_choices"))
+    hello |= {
+        "epoch": role.encode(),
+        "role": role,
+        "pair_port": None,
+        "block_tokens": 16,
+        "blocks_total": 100,
+        "keeps_answers": False,
+    }
     hello |= {"encoding": None, "max_sequences": 4}
     return LinkedWorker(
         cast(Any, SimpleNamespace(**hello)), Address("127.0.0.1", 1), cast(Any, None), lambda message: True, lambda: 1.0
@@ -34,11 +41,15 @@ def entry(choice: int = 0, attempt: int = 1, first_index: int = 0, finish: Finis
 
 
 def sent(prefill: LinkedWorker, decode: LinkedWorker, tokens: int, sequences: int, attempt: int = 1) -> SentWork:
-    work = SentWork()
-    decode.record_sent(0, sequences, is_computed=False)
-    work.record_sequences(RUN, attempt, decode, sequences)
-    prefill.record_sent(tokens, sequences)
-    work.record_prompt(RUN, attempt, prefill, tokens)
+    return resent(SentWork(), prefill, decode, tokens, sequences, attempt)
+
+
+def resent(
+    work: SentWork, prefill: LinkedWorker, decode: LinkedWorker, tokens: int, sequences: int, attempt: int
+) -> SentWork:
+    common = (RUN, attempt, bytes(4 * tokens), tokens, tuple(range(sequences)), SamplingParams(max_tokens=9), 1.0, "")
+    work.record(decode, Reserve(*common, prefill.hello.epoch), 0)
+    work.record(prefill, Prefill(*common, PeerRef(Address("127.0.0.1", 2), decode.hello.epoch)))
     return work
 
 
@@ -76,10 +87,9 @@ def test_sequences_that_ended_leave_their_slots_to_waiting_ones(in_report: int) 
 
 
 def test_tokens_of_an_earlier_attempt_say_nothing_about_the_next_one() -> None:
-    prefill, decode = linked(Role.PREFILL), linked(Role.DECODE)
-    work = sent(prefill, decode, 100, 1)
-    work.record_sequences(RUN, 2, decode, 1)
-    work.record_prompt(RUN, 2, prefill, 100)
+    before, prefill, decode = linked(Role.PREFILL), linked(Role.PREFILL), linked(Role.DECODE)
+    work = sent(before, decode, 100, 1)
+    resent(work, prefill, decode, 100, 1, attempt=2)
     assert not work.take(entry(attempt=1, finish=Finish.STOP))
     assert _view(prefill).load_tokens == 100
     assert work.take(entry(attempt=2))
@@ -94,8 +104,44 @@ def test_a_finish_with_the_first_token_ends_the_reservation_too() -> None:
     assert not len(work)
 
 
+def test_a_choice_counts_once_however_often_its_end_is_seen() -> None:
+    prefill, decode = linked(Role.PREFILL), linked(Role.DECODE)
+    work = sent(prefill, decode, 100, 3)
+    assert work.take(entry(choice=0, finish=Finish.STOP))
+    assert not work.take(entry(choice=0, finish=Finish.STOP)), "the decode worker repeats it"
+    assert _view(decode).load_sequences == 2
+    assert work.record(decode, Cancel(RUN, 1, 1)), "a stop string cut it"
+    assert _view(decode).load_sequences == 1
+    decode.record_report(state(running=1))
+    assert not work.take(entry(choice=1, first_index=3, finish=Finish.LENGTH)), "it was on its way"
+    assert work.end(RUN)
+    assert _view(decode).load_sequences == 0
+
+
+@pytest.mark.parametrize("is_failed", [True, False])
+def test_an_attempt_that_ended_before_a_report_is_not_counted_again_by_the_next_one(is_failed: bool) -> None:
+    prefill, decode, other = linked(Role.PREFILL), linked(Role.DECODE), linked(Role.DECODE)
+    work = sent(prefill, decode, 100, 2)
+    if is_failed:
+        assert work.take_failed(b"prefill", LegFailed(RUN, 1, Reason.NO_CAPACITY)), "it computes the prompt no more"
+        assert _view(prefill).load_tokens == 0
+        assert work.take_failed(b"decode", LegFailed(RUN, 1, Reason.NO_CAPACITY))
+    else:
+        assert not work.record(prefill, Cancel(RUN, 1)), "the prompt counts until the worker reports"
+        assert _view(prefill).load_tokens == 100
+        assert work.record(decode, Cancel(RUN, 1))
+    assert _view(decode).load_sequences == 0
+    decode.record_report(state(running=3))
+    resent(work, prefill, other, 100, 2, attempt=2)
+    assert _view(decode).load_sequences == 3, "sequences of others"
+    assert not work.take_failed(b"decode", LegFailed(RUN, 1, Reason.INTERNAL)), "of the attempt before"
+    assert _view(other).load_sequences == 2
+
+
 def test_what_is_unknown_or_over_is_not_counted_twice() -> None:
     work = SentWork()
     assert not work.take(entry())
-    assert not work.take_encoded(RUN)
+    work.take_encoded(RUN)
+    assert not work.record(linked(Role.DECODE), Cancel(RUN, 1))
+    assert not work.take_failed(b"decode", LegFailed(RUN, 1, Reason.INTERNAL))
     assert not work.end(RUN)
