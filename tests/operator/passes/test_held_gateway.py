@@ -242,10 +242,12 @@ def test_former_workers_that_all_crash_hold_no_gateway_where_nodes_have_no_room_
     """The former pair serves nothing, and its workers have the room of those that mend it."""
 
     async def script(world: World) -> None:
+        def is_former_worker(pod: Json) -> bool:
+            return release_of(pod) == "old" and TEMPLATE_LABEL in pod["metadata"]["labels"]
+
         releases = world.telemetry = Releases(world)
-        world.cluster.weather.fails = lambda pod: release_of(pod) == "old" and TEMPLATE_LABEL in pod["metadata"]["labels"]
-        world.cluster.weather.room = 4
-        for pod in [pod for pod in world.store.all(PODS, SPACE) if TEMPLATE_LABEL in pod["metadata"]["labels"]]:
+        world.cluster.weather.fails, world.cluster.weather.room = is_former_worker, 4
+        for pod in filter(is_former_worker, list(world.store.all(PODS, SPACE))):
             world.store.delete(PODS, SPACE, pod["metadata"]["name"])
         await asyncio.sleep(600.0)
         assert releases.ready(Role.PREFILL) == releases.ready(Role.DECODE) == Counter()
