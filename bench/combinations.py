@@ -40,7 +40,7 @@ an end, or an end without a reason. Nor does a cell that was not run, or whose w
 Services, engines, models, transfers and the machine of a request are those of production, over loopback, on a CPU in
 float32. The gateway's routing, its text and separate processes are not in it. Models are tiny and random: a cell says
 that the path is right, not what a model is worth. Float8 KV needs a GPU: here it is refused at the start. Images,
-LoRA, speculation and several ranks do not exist yet. MXFP4 is not among the weights.
+LoRA and speculation do not exist yet. Several ranks and MXFP4 weights are not in it.
 """
 
 
