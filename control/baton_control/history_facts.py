@@ -16,7 +16,6 @@ from baton_wire.deployment_history import ChangeKind, HistoryChange, make_change
 
 MAX_FIELDS = 400
 MAX_VALUE_CHARS = 60
-MAX_PROCESSES = 256
 _HIDDEN = ("env", "podAnnotations", "annotations")
 """Fields whose values are not shown."""
 

@@ -11,8 +11,8 @@ Workers of several template hashes may run side by side in both pools. After eve
 Workers that are not ready serve nothing, may be removed at any time, and are stopped first. A ready worker that is not
 counted as routable may serve nevertheless: no step relies on it, and none removes it like an idle one. While the number
 of routable workers is unknown, nothing is removed but superseded templates of which no worker is ready, where ready
-workers of other templates keep the floor. The planner keeps no memory: progress, revert and re-edit follow
-from the counts and from the age of the templates.
+workers of other templates keep the floors. The planner keeps no memory: progress, revert and re-edit follow from the
+counts and from the age of the templates.
 
 A rollout may hold: paused, at its canary share, or because the new template fails. The mix of templates then stays,
 while the sizes of the pools are still followed, with workers that serve.
@@ -149,7 +149,7 @@ def next_step(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: 
     }
     is_settled = all(excess <= 0 for excess in surplus.values())
     if not is_settled and any(group.routable is None for group in groups):
-        excess = {group: surplus[group.role, group.revision] for group in superseded(wanted, groups, limits)}
+        excess = {group: surplus[group.role, group.revision] for group in find_superseded(wanted, groups, limits)}
         removals = tuple(PoolChange(group.role, group.revision, -count) for group, count in excess.items() if count > 0)
         return _step(RolloutPhase.STOPPING, removals) if removals else _step(RolloutPhase.UNKNOWN)
     removals = _removals(wanted, groups, surplus, limits)
@@ -289,20 +289,20 @@ def _additions(
             yield PoolChange(role, revision, missing)
 
 
-def superseded(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: Limits) -> tuple[Group, ...]:
+def find_superseded(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: Limits) -> tuple[Group, ...]:
     """The groups that may go though it is unknown which workers are routable: other templates than the wanted one, of
-    which no worker is ready, where ready workers of further templates keep the floor. Without this, workers that never
-    get ready would take the room of the template that mends them."""
-    unready = [group for group in groups if group.workers and group.idle == group.workers]
-    ready = {
-        role: sum(group.workers - group.idle for group in groups if group.role is role and group.idle is not None)
-        for role in POOL_ROLES
-    }
-    floors = {role: pool.workers - limits.unavailable(pool.workers) for role, pool in wanted.items()}
+    which no worker is ready, where ready workers keep the floors without them. Without this, workers that never get
+    ready would take the room of the template that mends them."""
+    at_most = tuple(replace(group, idle=0) for group in groups)
+    at_least = tuple(
+        replace(group, routable=0 if group.idle is None else group.workers - group.idle) for group in groups
+    )
+    if not _keeps_floor(wanted, at_most, at_least, limits):
+        return ()
     return tuple(
         group
-        for group in unready
-        if group.revision != wanted[group.role].revision and ready[group.role] >= floors[group.role]
+        for group in groups
+        if group.revision != wanted[group.role].revision and group.workers and group.idle == group.workers
     )
 
 

@@ -101,7 +101,7 @@ def _completion(options: argparse.Namespace) -> int:
 def _history(options: argparse.Namespace) -> int:
     from baton_local.commands.history import HistoryOptions, run_history
 
-    return run_history(HistoryOptions(options.name, options.since, options.kind, options.format, options.file))
+    return run_history(HistoryOptions(options.name, options.since, options.kind, options.format))
 
 
 def _key(options: argparse.Namespace) -> int:

@@ -122,6 +122,18 @@ def test_workers_that_never_got_ready_make_room_for_the_template_that_mends_them
     assert changes(0, 1) == [], "both kinds may be needed"
 
 
+def test_the_last_partners_of_ready_workers_do_not_go_while_routable_is_unknown() -> None:
+    """A former gateway may still use them, though they are not ready at the moment."""
+    groups = (
+        Group(P, OLD, 1, None, idle=1),
+        Group(P, OTHER_MODEL, 2, None, idle=0),
+        Group(D, OLD, 1, None, idle=0),
+        Group(D, OTHER_MODEL, 2, None, idle=1),
+    )
+    step = next_step(wanted(2, 2, OTHER_MODEL), groups, Limits(1, 0))
+    assert (step.changes, step.phase) == ((), RolloutPhase.UNKNOWN)
+
+
 def test_a_new_template_that_never_becomes_routable_keeps_the_old_one_serving() -> None:
     groups = (Group(P, OLD, 2, 2), Group(D, OLD, 2, 2), Group(P, NEW, 1, 0), Group(D, NEW, 1, 0))
     assert next_step(wanted(2, 2, NEW), groups, Limits(1, 0)).changes == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from pathlib import Path
@@ -14,7 +13,6 @@ from baton_control.history_facts import HistoryFacts
 from baton_local.commands import history as command
 from baton_local.commands.history import HistoryOptions, run_history
 from baton_local.commands.history_options import KINDS
-from baton_local.errors import LocalError
 from baton_local.fleet.kept_history import WRITE_S, KeptHistory, exit_words, read_history
 from baton_local.fleet.run_dir import write_json
 from baton_wire.deployment_history import ChangeKind
@@ -87,15 +85,3 @@ def test_the_command_shows_what_is_wanted(
     assert [entry["kind"] for entry in json.loads(capsys.readouterr().out)["entries"]] == ["version"]
     run_history(HistoryOptions(kind="decision"))
     assert capsys.readouterr().out == "no change is kept\n"
-
-
-def test_the_command_reads_a_clusters_document_and_names_a_wrong_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    document = b'{"entries": [{"at": 5, "kind": "limit", "subject": "decode", "text": "has 3 workers"}]}'
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(document)))
-    run_history(HistoryOptions(file="-"))
-    assert "has 3 workers" in capsys.readouterr().out
-    (tmp_path / "wrong.json").write_text("[]")
-    with pytest.raises(LocalError, match="is no history"):
-        run_history(HistoryOptions(file=str(tmp_path / "wrong.json")))

@@ -131,6 +131,8 @@ def test_a_degree_that_the_model_does_not_allow_is_refused_by_option(
     assert "--tensor-parallel: 8 ranks cannot share" in (message := capsys.readouterr().err)
     assert "; allowed: 1, 2, 4\n" in message
     assert main(["plan", model, "--tensor-parallel", "4"]) == 0
+    assert main(["plan", model, "--tensor-parallel", "2", "--decode-tensor-parallel", "8"]) == 2
+    assert "--decode-tensor-parallel: 8 ranks cannot share" in capsys.readouterr().err
 
 
 def test_a_model_of_embeddings_is_planned_without_decode_workers(

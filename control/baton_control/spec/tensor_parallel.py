@@ -1,6 +1,6 @@
 """Degrees of tensor parallelism: how many ranks may share the model of one worker, and where ranks can compute.
 
-Whether a model can be shared out so is in `baton_wire.models.rank_shares`.
+Which degrees a model allows is in `baton_wire.models.sharding.degrees`.
 """
 
 from __future__ import annotations

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 import msgspec
 
-from baton_local.errors import LocalError
-from baton_local.fleet.kept_history import MAX_FILE_BYTES, read_history
+from baton_local.fleet.kept_history import read_history
 from baton_local.fleet.run_dir import base_directory, find_run
 from baton_local.text_table import table
-from baton_wire.deployment_history import DeploymentHistory, HistoryChange
-
-STDIN = "-"
+from baton_wire.deployment_history import HistoryChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +25,11 @@ class HistoryOptions:
     """How far to look back; None: to the first change that is kept."""
     kind: str | None = None
     format: str = "text"
-    file: str | None = None
-    """A document of a cluster's ConfigMap; None: this machine's deployment."""
 
 
 def run_history(options: HistoryOptions, wall_s: float | None = None) -> int:
     """Print the changes, the oldest first. Raises LocalError."""
-    if options.file is None:
-        entries = read_history(find_run(base_directory(), options.name, must_run=False).history).history.entries
-    else:
-        entries = _read(options.file).entries
+    entries = read_history(find_run(base_directory(), options.name, must_run=False).history).history.entries
     return print_history(entries, options, time.time() if wall_s is None else wall_s)
 
 
@@ -70,15 +60,3 @@ def _is_wanted(change: HistoryChange, options: HistoryOptions, now: float) -> bo
 
 def _moment(at: float) -> str:
     return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _read(file: str) -> DeploymentHistory:
-    if file == STDIN:
-        content = sys.stdin.buffer.read(MAX_FILE_BYTES)
-    else:
-        with Path(file).open("rb") as opened:
-            content = opened.read(MAX_FILE_BYTES)
-    try:
-        return msgspec.json.decode(content, type=DeploymentHistory)
-    except msgspec.DecodeError as error:
-        raise LocalError(f"--file: {file}: is no history: {error}") from error

@@ -14,9 +14,6 @@ def add_options(parser: argparse.ArgumentParser, name_help: str) -> None:
     """Add them to the parser of the command."""
     parser.add_argument("--name", metavar="NAME", help=name_help)
     add_filter_options(parser)
-    parser.add_argument(
-        "--file", metavar="FILE", help="history of a cluster's ConfigMap (-: stdin; default: this machine's)"
-    )
 
 
 def add_filter_options(parser: argparse.ArgumentParser) -> None:

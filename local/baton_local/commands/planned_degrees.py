@@ -37,14 +37,12 @@ def planned_degrees(
     """The degrees for the load and the targets of the options. Raises StartError, and ManifestError for weights that
     do not fit."""
     usual = options.tensor_parallel or (1 if accelerator.name == CPU.name else None)  # as in a manifest
-    given: dict[Role, int | None] = {
-        Role.PREFILL: options.prefill_tensor_parallel or usual,
-        Role.DECODE: options.decode_tensor_parallel or usual,
-    }
+    own = {Role.PREFILL: options.prefill_tensor_parallel, Role.DECODE: options.decode_tensor_parallel}
+    given: dict[Role, int | None] = {role: degree or usual for role, degree in own.items()}
     allowed = _allowed(options.model, shape)
     for role in roles:
         if given[role] is not None and given[role] not in allowed:
-            flag = f"--{role}-tensor-parallel" if options.tensor_parallel is None else "--tensor-parallel"
+            flag = "--tensor-parallel" if own[role] is None else f"--{role}-tensor-parallel"
             degrees = ", ".join(map(str, allowed))
             raise StartError(f"{flag}: {given[role]} ranks cannot share {shape.name}; allowed: {degrees}")
     prefill, decode = given[Role.PREFILL], given[Role.DECODE]

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -94,6 +95,9 @@ def connect(context: str | None, namespace: str | None, limit_s: float) -> Clust
     connection = answer.get("connection", f"no credentials within {limit_s:g} s from the kubeconfig's exec plugin")
     if not isinstance(connection, KubeConnection):
         raise ClusterRefusal(str(connection))
+    scheme = urlsplit(connection.proxy or "http:").scheme
+    if scheme != "http":
+        raise ClusterRefusal(f"the kubeconfig's proxy-url has the scheme {scheme!r}: must be http://HOST:PORT")
     space = namespace or str((chosen.get("context") or {}).get("namespace") or "default")
     return ClusterCall(partial(_ask, connection, limit_s), name, space, connection)
 
@@ -112,14 +116,18 @@ def _ask(connection: KubeConnection, limit_s: float, method: str, path: str, bod
     headers |= {"Authorization": f"Bearer {token}"} if token else {}
     data = None if body is None else msgspec.json.encode(body)
     request = urllib.request.Request(connection.server.rstrip("/") + path, data, headers, method=method)
-    handlers = [] if connection.ssl is None else [urllib.request.HTTPSHandler(context=connection.ssl)]
+    handlers: list[urllib.request.BaseHandler] = []
+    if connection.ssl is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=connection.ssl))
+    if connection.proxy is not None:
+        handlers.append(urllib.request.ProxyHandler(dict.fromkeys(("http", "https"), connection.proxy)))
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=limit_s) as response:
             date, content = response.headers.get("Date"), response.read(MAX_BYTES)
     except urllib.error.HTTPError as error:
         error.close()
         raise ClusterRefusal(f"{path}: {error.code} {error.reason}", error.code) from error
-    except (urllib.error.URLError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException) as error:
         raise ClusterRefusal(f"{connection.server}: {getattr(error, 'reason', error)}") from error
     try:
         decoded = msgspec.json.decode(content, type=dict[str, Any])

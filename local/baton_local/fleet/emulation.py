@@ -54,7 +54,7 @@ def parse_emulation(text: str, deployment: LLMDeployment) -> Emulation:
     for role in pool_roles(deployment):
         if (degree := pool_spec(deployment, role).tensor_parallel) > 1:
             raise StartError(
-                f"--emulate: not allowed with tensorParallel {degree} of {role}, of which nothing would compute: "
+                f"--emulate: not allowed with tensorParallel {degree} of {role}, as emulated workers have no ranks: "
                 f"emulate {degree} accelerators with {match['accelerator']}x{degree}:{match['model']}"
             )
     accelerator, shape = accelerator_named(match["accelerator"]), shape_named(match["model"])

@@ -67,7 +67,7 @@ def ask_gateway_pods(access: PodAccess, deployment: Json, pods: Sequence[Json], 
 
 def observe_cluster(access: PodAccess, name: str | None) -> Observation:
     """Observe a deployment: its object, its Pods, and their state pages. A page that does not come is unknown, and the
-    Pod is named on stderr."""
+    Pod is named on stderr. Raises LocalError for a gateway of another version."""
     deployment = choose_deployment(access, name)
     pods = pods_of(access, deployment)
     states = ask_gateway_pods(access, deployment, pods, "/state")
@@ -80,7 +80,11 @@ def observe_cluster(access: PodAccess, name: str | None) -> Observation:
     silent = [f"{p.name} ({page})" for p, page in zip(workers, answers, strict=True) if isinstance(page, str)]
     warn_of([*states.silent, *silent])
     pages = [page for page in map(_json, states.pages) if isinstance(page, dict)]
-    return Observation(record, tuple(zip(workers, observed, strict=True)), gateway, merge_gateways(pages))
+    try:
+        seen_by_gateways = merge_gateways(pages)
+    except msgspec.ValidationError as error:
+        raise _other_version(error) from error
+    return Observation(record, tuple(zip(workers, observed, strict=True)), gateway, seen_by_gateways)
 
 
 def warn_of(silent: Sequence[str]) -> None:
@@ -103,8 +107,12 @@ def find_records(access: PodAccess, name: str | None, query: RecordQuery) -> Fou
     try:
         pages = [msgspec.json.decode(page, type=RecordsPage) for page in answers.require_one()]
     except msgspec.DecodeError as error:
-        raise LocalError(f"a gateway of another version answered: {error}") from error
+        raise _other_version(error) from error
     return merge_answers(pages, answers.silent, query)
+
+
+def _other_version(error: Exception) -> LocalError:
+    return LocalError(f"a gateway of another version answered: {error}")
 
 
 def _history(pages: Sequence[bytes]) -> DeploymentHistory:

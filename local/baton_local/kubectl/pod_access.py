@@ -17,7 +17,8 @@ from urllib.parse import quote, urlencode
 import aiohttp
 import msgspec
 
-from baton_local.doctor.cluster_reading import GROUP, VERSION, ClusterCall, ClusterRefusal
+from baton_local.doctor.cluster_reading import GROUP, VERSION, ClusterAnswer, ClusterCall, ClusterRefusal
+from baton_local.doctor.deadline import read_within
 
 HTTP_PORT, ADMIN_PORT = 8000, 8002
 """Where workers have `/state`, and gateways their admin listener on loopback."""
@@ -30,6 +31,7 @@ MAX_LOG_BYTES = 8 << 20
 MAX_CALLS = 16
 """Calls at once."""
 Json = dict[str, Any]
+Headers = dict[str, str]
 
 
 class PodAccess:
@@ -50,19 +52,28 @@ class PodAccess:
         return self._items(f"/api/v1/namespaces/{quote(self.namespace)}/pods?{query}", "list", "pods")
 
     def _items(self, path: str, verb: str, resource: str) -> list[Json]:
-        try:
-            body = self._call.ask("GET", path, None).body
-        except ClusterRefusal as error:
-            raise explain_refusal(error.status, str(error), verb, resource, self.namespace) from error
-        return list(body.get("items") or [])
+        def read() -> ClusterAnswer | ClusterRefusal:
+            try:
+                return self._call.ask("GET", path, None)
+            except ClusterRefusal as error:
+                return error
+
+        late = ClusterRefusal(f"{self._server}: no answer within {self._limit_s:g} s")
+        answer = read_within({"items": read}, self._limit_s).get("items", late)
+        if isinstance(answer, ClusterRefusal):
+            raise explain_refusal(answer.status, str(answer), verb, resource, self.namespace) from answer
+        assert isinstance(answer, ClusterAnswer)
+        return list(answer.body.get("items") or [])
 
     def pages(self, asked: Sequence[tuple[str, int, str]]) -> list[bytes | str]:
         """Read a page of each Pod, by its name, port and path. Text instead of bytes says why a Pod has none."""
-        return asyncio.run(self._all([self._page(pod, port, path) for pod, port, path in asked]))
+        headers = self._headers()
+        return asyncio.run(self._all([self._page(headers, pod, port, path) for pod, port, path in asked]))
 
-    def logs(self, asked: Sequence[tuple[str, str]], query: Mapping[str, str]) -> list[bytes | str]:
-        """Read the log of each Pod's container. Text instead of bytes says why there is none."""
-        return asyncio.run(self._all([self._log(pod, {**query, "container": name}) for pod, name in asked]))
+    def logs(self, asked: Sequence[tuple[str, Mapping[str, str]]]) -> list[bytes | str]:
+        """Read the log of each Pod, by its name and the query. Text instead of bytes says why there is none."""
+        headers = self._headers()
+        return asyncio.run(self._all([self._log(headers, pod, query) for pod, query in asked]))
 
     async def _all(self, readers: Sequence[Any]) -> list[bytes | str]:
         permits = asyncio.Semaphore(MAX_CALLS)
@@ -80,20 +91,20 @@ class PodAccess:
 
         return list(await asyncio.gather(*map(read, readers)))
 
-    async def _log(self, pod: str, query: Mapping[str, str]) -> bytes:
-        path = f"{self._pod_path(pod)}/log?{urlencode({**query, 'limitBytes': str(MAX_LOG_BYTES)})}"
-        async with self._session() as session, session.get(self._server + path, ssl=self._ssl) as response:
+    async def _log(self, headers: Headers, pod: str, query: Mapping[str, str]) -> bytes:
+        url = f"{self._server}{self._pod_path(pod)}/log?{urlencode({**query, 'limitBytes': str(MAX_LOG_BYTES)})}"
+        async with _session(headers) as session, session.get(url, ssl=self._ssl, proxy=self._proxy) as response:
             body = await _read_all(response)
             if response.status != 200:
                 raise explain_refusal(response.status, _reason(body), "get", "pods/log", self.namespace)
             return body
 
-    async def _page(self, pod: str, port: int, path: str) -> bytes:
+    async def _page(self, headers: Headers, pod: str, port: int, path: str) -> bytes:
         url = f"{self._server}{self._pod_path(pod)}/portforward?ports={port}"
-        async with self._session() as session:
+        async with _session(headers) as session:
             try:
                 forwarded = await session.ws_connect(
-                    url, protocols=(SUBPROTOCOL,), ssl=self._ssl, max_msg_size=MAX_PAGE_BYTES
+                    url, protocols=(SUBPROTOCOL,), ssl=self._ssl, proxy=self._proxy, max_msg_size=MAX_PAGE_BYTES
                 )
             except aiohttp.WSServerHandshakeError as error:
                 text = error.message
@@ -101,10 +112,12 @@ class PodAccess:
             async with forwarded:
                 return await _exchange(forwarded, port, path)
 
-    def _session(self) -> aiohttp.ClientSession:
-        token = self._call.connection.token()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return aiohttp.ClientSession(headers=headers, trust_env=True)
+    def _headers(self) -> Headers:
+        """Return the headers of calls. Raises ClusterRefusal if an exec plugin does not renew its token in time."""
+        facts = read_within({"token": self._call.connection.token}, self._limit_s)
+        if "token" not in facts:
+            raise ClusterRefusal(f"no credentials within {self._limit_s:g} s from the kubeconfig's exec plugin")
+        return {"Authorization": f"Bearer {facts['token']}"} if facts["token"] else {}
 
     @property
     def _server(self) -> str:
@@ -114,8 +127,16 @@ class PodAccess:
     def _ssl(self) -> Any:
         return self._call.connection.ssl or True
 
+    @property
+    def _proxy(self) -> str | None:
+        return self._call.connection.proxy
+
     def _pod_path(self, pod: str) -> str:
         return f"/api/v1/namespaces/{quote(self.namespace)}/pods/{quote(pod)}"
+
+
+def _session(headers: Headers) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(headers=headers, trust_env=True)
 
 
 async def _read_all(response: aiohttp.ClientResponse) -> bytes:

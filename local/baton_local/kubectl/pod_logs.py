@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from baton_local.errors import StartError
 from baton_local.fleet.log_tail import clean
 from baton_local.kubectl.cluster_record import ROLE_LABEL, ROLES
 from baton_local.kubectl.cluster_source import choose_deployment, pods_of, warn_of
-from baton_local.kubectl.pod_access import PodAccess
+from baton_local.kubectl.pod_access import MAX_LOG_BYTES, PodAccess
 
 POLL_S = 2.0
 Json = Mapping[str, Any]
@@ -43,6 +44,11 @@ def parse_lines(pod: str, content: bytes, after: str) -> list[LogLine]:
     return lines
 
 
+def whole_lines(content: bytes) -> bytes:
+    """Return a log without the line that its limit in bytes has cut."""
+    return content if len(content) < MAX_LOG_BYTES else content[: content.rfind(b"\n") + 1]
+
+
 def _even(stamp: str) -> str:
     """Return a time stamp with nine digits, so that it sorts as text: Kubernetes leaves out trailing zeros."""
     whole, _, fraction = stamp.removesuffix("Z").partition(".")
@@ -68,25 +74,35 @@ def matching_pods(pods: Sequence[Json], text: str | None) -> dict[str, str]:
     return chosen
 
 
-def run_cluster_logs(access: PodAccess, name: str | None, worker: str | None, since_s: float, follow: bool) -> int:
+def run_cluster_logs(
+    access: PodAccess,
+    name: str | None,
+    worker: str | None,
+    since_s: float,
+    follow: bool,
+    pause: Callable[[float], None] = time.sleep,
+) -> int:
     """Print the logs, and with `follow` also new lines and new Pods until Ctrl-C. Raises LocalError."""
     deployment = choose_deployment(access, name)
     last: dict[str, str] = {}
+    began = time.monotonic()
     while True:
         pods = matching_pods(pods_of(access, deployment), worker)
-        query = {"timestamps": "true", "sinceSeconds": str(max(1, math.ceil(since_s)))}
-        asked = list(pods.items())
-        answers = access.logs(asked, query)
+        first = {"sinceSeconds": str(max(1, math.ceil(since_s + time.monotonic() - began)))}
+        since = {pod: {"sinceTime": last[pod]} if last.get(pod) else first for pod in pods}
+        asked = [(pod, {"timestamps": "true", "container": pods[pod], **since[pod]}) for pod in pods]
+        answers = dict(zip(pods, access.logs(asked), strict=True))
         logs = []
-        for (pod, _), answer in zip(asked, answers, strict=True):
+        for pod, answer in answers.items():
             if isinstance(answer, bytes):
-                logs.append(parse_lines(pod, answer, last.get(pod, "")))
+                logs.append(parse_lines(pod, whole_lines(answer), last.get(pod, "")))
                 last[pod] = logs[-1][-1].at if logs[-1] else last.get(pod, "")
+                if len(answer) >= MAX_LOG_BYTES and not follow:
+                    print(f"baton: {pod}: lines after {last[pod]} are missing: --since is too long", file=sys.stderr)
         if not follow or not last:
-            warn_of([f"{pod} ({a})" for (pod, _), a in zip(asked, answers, strict=True) if isinstance(a, str)])
+            warn_of([f"{pod} ({answer})" for pod, answer in answers.items() if isinstance(answer, str)])
         for line in merge_lines(logs):
             print(f"{line.at} {line.pod} | {line.text}", flush=True)
         if not follow:
-            return int(bool(asked) and not logs)
-        time.sleep(POLL_S)
-        since_s = 10 * POLL_S
+            return int(bool(pods) and not logs)
+        pause(POLL_S)

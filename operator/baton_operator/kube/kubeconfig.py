@@ -30,6 +30,8 @@ class KubeConnection:
     """`https://host:port`."""
     ssl: ssl.SSLContext | None
     token: TokenSource
+    proxy: str | None = None
+    """The kubeconfig's `proxy-url`; None: the environment decides."""
 
 
 def load() -> KubeConnection:
@@ -82,6 +84,7 @@ def from_kubeconfig(context_name: str | None = None) -> KubeConnection:
     from kubernetes import client, config  # heavy, and not needed in a Pod
 
     configuration = client.Configuration()
+    usual_proxy = configuration.proxy  # that of the environment
     try:
         # Named, as the package has read the variable when it was imported.
         named = os.environ.get("KUBECONFIG") or None
@@ -102,4 +105,5 @@ def from_kubeconfig(context_name: str | None = None) -> KubeConnection:
         ) or configuration.get_api_key_with_prefix("BearerToken")
         return text.removeprefix("Bearer ") if text else None
 
-    return KubeConnection(configuration.host, context, token)
+    proxy = None if configuration.proxy == usual_proxy else configuration.proxy
+    return KubeConnection(configuration.host, context, token, proxy)

@@ -3,7 +3,8 @@
 Images of another release may speak another wire version, and then a new gateway can use no old worker. Gateways that
 were replaced first would have no worker until the new ones have loaded their model. So with new images the workers go
 first: the former gateways serve with the former workers, until as many new workers are ready as `maxSurge` allows.
-Where the rollout can start no worker before it stops one, there is nothing to wait for, and nothing is held.
+Where the rollout can start no worker before it stops one, or where no former worker of a pool can serve, there is
+nothing to wait for, and nothing is held.
 """
 
 from __future__ import annotations
@@ -72,27 +73,37 @@ def _must_wait(
 ) -> bool:
     """True while the gateways have to wait for workers of the new images, whose templates are `new`. A rollout that is
     paused, or that holds because new workers fail, starts none until somebody acts: the former pair serves on."""
+    former: Counter[Role] = Counter()
     started: Counter[Role] = Counter()
     ready: Counter[Role] = Counter()
     unplaced: Counter[Role] = Counter()
-    has_former, fails = False, False
+    fails = False
     for worker_set in sets:
+        counts = pod_counts.get(worker_set.key, PodCounts())
+        if worker_set.is_leaving:
+            continue
         if worker_set.key not in new:
-            has_former = has_former or (worker_set.wanted > 0 and not worker_set.is_leaving)
-        elif not worker_set.is_leaving:
-            counts = pod_counts.get(worker_set.key, PodCounts())
+            former[worker_set.role] += _may_serve(worker_set, counts)
+        else:
             started[worker_set.role] += worker_set.wanted
             ready[worker_set.role] += counts.ready
             unplaced[worker_set.role] += counts.unschedulable
             fails = fails or counts.failing > 0
     pools = {role: pool.workers for role, pool in wanted.items() if pool.workers > 0}
     can_start = paused or fails or all(started[role] > 0 or role in starting for role in pools)
-    if not pools or not has_former or not can_start:
+    if not pools or not can_start or any(former[role] == 0 for role in pools):
         return False
     needed = {
         role: max(min(limits.surge(workers), started[role] - unplaced[role]), 1) for role, workers in pools.items()
     }
     return any(ready[role] < count for role, count in needed.items())
+
+
+def _may_serve(worker_set: WorkerSet, counts: PodCounts) -> int:
+    """The workers of a template that serve, or may again: those that crash, have no node or are late do not."""
+    if worker_set.is_late and not counts.ready:
+        return 0
+    return max(worker_set.wanted - counts.failing - counts.unschedulable, 0)
 
 
 def _new_templates(record: Record, records: Iterable[Stored]) -> frozenset[TemplateKey]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from baton_control.hashes import Revision
-from baton_control.rollout import Group, Limits, Step, Wanted, next_step, superseded
+from baton_control.rollout import Group, Limits, Step, Wanted, find_superseded, next_step
 from baton_control.sizing.decision.scaling import Sized
 from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.fetch_state import FetchState, fetch_of, retry_in_s
@@ -76,7 +76,7 @@ def plan_pass(
     starting = {
         change.role for change in step.changes if change.workers > 0 and change.revision == wanted[change.role].revision
     }
-    starting |= {group.role for group in superseded(wanted, groups, limits)}
+    starting |= {group.role for group in find_superseded(wanted, groups, limits)}
     held = find_held_gateway(snapshot, record, sets, wanted, limits, starting, paused=rollout.paused)
     return PassPlan(
         pools=sizes.plans,
@@ -113,7 +113,7 @@ def _replacement(
 
 
 def _without_doubtful(groups: tuple[Group, ...], doubtful: frozenset[tuple[Role, str]]) -> tuple[Group, ...]:
-    """The groups as the planner sees them: a doubtful template counts as unknown, so that none of its workers stops."""
+    """The groups as the planner sees them: a doubtful template counts as unknown."""
     return tuple(
         replace(group, routable=None) if (group.role, group.revision.template) in doubtful else group
         for group in groups

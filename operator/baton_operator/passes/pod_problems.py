@@ -212,7 +212,7 @@ def _readiness_problem(event: ObjectEvent | None) -> PassProblem | None:
 
 def last_end(container: Manifest, role: str) -> str:
     """How a crashing container ended last; the same text while the container alternates between running and waiting.
-    What a worker says about a flag is said about the field that the flag comes from."""
+    A worker's message about a flag names the field that the flag comes from."""
     ended = _last_end(container)
     last = " ".join(as_text(str(ended.get("message") or "")).split())
     if role in _POOLS:

@@ -16,11 +16,13 @@ from aiohttp import web
 from baton_gateway.page.static_files import DATA
 from baton_gateway.records.record_query import ProcessRecords, RecordsPage
 from baton_gateway.reporting.state_page import ProcessReport, state_body
+from baton_local.doctor.cluster_reading import connect
 from baton_local.fleet.observation import Link, ObservedWorker, Transfer
+from baton_local.kubectl import pod_access, pod_logs
 from baton_local.kubectl.__main__ import main
 from baton_local.kubectl.cluster_record import run_record
-from baton_local.kubectl.pod_access import ADMIN_PORT
-from baton_local.kubectl.pod_logs import merge_lines, parse_lines
+from baton_local.kubectl.pod_access import ADMIN_PORT, PodAccess
+from baton_local.kubectl.pod_logs import merge_lines, parse_lines, run_cluster_logs
 from baton_operator.objects.cluster import ADMIN_ADDRESS
 from baton_testing.threaded_server import serve_in_thread
 from baton_wire.messages.measures import SketchData
@@ -74,6 +76,8 @@ class FakeCluster:
     def __init__(self) -> None:
         self.pods = [pod("chat-gateway-a", "gateway"), pod("chat-gateway-b", "gateway"), pod("chat-decode-0", "decode")]
         self.forbidden, self.closed, self.stuck = "", set[str](), set[str]()
+        self.hosts, self.since = set[str](), list[tuple[str, str]]()
+        """Hosts of the addresses that were asked for, and from when on logs were."""
         self.logs = {
             "chat-gateway-a": "2026-11-29T10:00:00.5Z first\n2026-11-29T10:00:02Z third\n",
             "chat-decode-0": "2026-11-29T10:00:01.123456789Z second\x1b[2J\n",
@@ -85,7 +89,12 @@ class FakeCluster:
         }
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        if self.forbidden and request.path.endswith(self.forbidden):
+        self.hosts.add(request.host)
+        if request.path in self.stuck:
+            await asyncio.sleep(60)
+        if request.path == "/version":
+            return web.json_response({"major": "1", "minor": "33+"})
+        if (self.forbidden and request.path.endswith(self.forbidden)) or not request.path.startswith((API, PODS)):
             return web.json_response({"kind": "Status", "message": "forbidden"}, status=403)
         if request.path == API:
             return web.json_response({"items": [DEPLOYMENT]})
@@ -94,6 +103,8 @@ class FakeCluster:
         name, _, what = request.path.removeprefix(f"{PODS}/").partition("/")
         if what == "log":
             assert request.query["timestamps"] == "true"
+            assert ("sinceSeconds" in request.query) != ("sinceTime" in request.query), "the server takes one of them"
+            self.since.append((name, request.query.get("sinceTime", "")))
             return web.Response(text=self.logs.get(name, ""))
         assert what == "portforward"
         assert request.headers["Authorization"] == "Bearer t"
@@ -125,15 +136,19 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClu
     fake, app = FakeCluster(), web.Application()
     app.router.add_route("*", "/{path:.*}", fake.answer)
     with serve_in_thread(app) as url:
-        config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "prod",
-            "clusters": [{"name": "c", "cluster": {"server": url}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-            "contexts": [{"name": "prod", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}],
-        }  # fmt: skip
-        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        write_config(tmp_path, {"server": url})
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
         yield fake
+
+
+def write_config(folder: Path, server: dict[str, str]) -> None:
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "prod",
+        "clusters": [{"name": "c", "cluster": server}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "prod", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}],
+    }  # fmt: skip
+    (folder / "config").write_text(yaml.safe_dump(config))
 
 
 def test_get_lists_pools_with_targets_and_reasons(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +173,14 @@ def test_top_adds_up_all_gateway_pods_and_names_those_that_are_silent(
     captured = capsys.readouterr()
     assert "gateway: 3 running, 2 waiting" in captured.out
     assert "chat-gateway-b (port 8002: connection refused) did not answer" in captured.err
+
+
+def test_a_gateway_of_another_version_is_named_as_such(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.pages["/state"] = b'{"processes": 7}'
+    assert main(["top", "--once", "--timeout", "60s"]) == 1
+    assert "a gateway of another version answered: Expected `array`" in capsys.readouterr().err
 
 
 def test_explain_asks_every_gateway_pod_and_a_silent_one_costs_one_deadline(
@@ -185,6 +208,74 @@ def test_logs_are_merged_by_time_and_move_no_cursor(cluster: FakeCluster, capsys
     assert main(["logs", "decode", "--timeout", "60s"]) == 0
     assert "first" not in capsys.readouterr().out
     assert main(["logs", "nothing"]) == 2
+
+
+def test_followed_logs_go_on_where_each_pod_was_read_and_take_new_pods_from_the_beginning(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+        cluster.logs["chat-decode-0"] += "2026-11-29T10:00:03Z fourth\n"
+        cluster.logs["chat-decode-1"] = "2026-11-29T10:00:02.5Z new\n"
+        cluster.pods.append(pod("chat-decode-1", "decode"))
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cluster_logs(PodAccess(connect(None, None, 60.0), 60.0), None, "decode", 600.0, True, pause)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(" | ")[2] for line in lines] == ["second [2J", "new", "fourth"]
+    assert cluster.since == [
+        ("chat-decode-0", ""),
+        ("chat-decode-0", "2026-11-29T10:00:01.123456789Z"),
+        ("chat-decode-1", ""),
+    ]
+
+
+def test_a_log_that_its_limit_cuts_ends_with_a_whole_line_and_says_what_is_missing(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (pod_access, pod_logs):
+        monkeypatch.setattr(module, "MAX_LOG_BYTES", 40)
+    assert main(["logs", "chat-gateway-a", "--timeout", "60s"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "2026-11-29T10:00:00.500000000Z chat-gateway-a | first\n"
+    assert "chat-gateway-a: lines after 2026-11-29T10:00:00.500000000Z are missing" in captured.err
+
+
+def test_doctor_reports_what_it_may_not_read_as_unknown(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--format", "json", "--timeout", "60s"]) == 0
+    states = {finding["check"]: finding["state"] for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert {check for check, state in states.items() if state != "unknown"} == {"context", "server", "deployments"}
+    assert {states[check] for check in ("context", "server", "deployments")} == {"ok"}
+
+
+def test_a_server_that_does_not_answer_is_named_within_the_deadline(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.stuck = {API}
+    assert main(["get", "--timeout", "1s"]) == 1
+    assert "no answer within 1 s" in capsys.readouterr().err
+
+
+def test_calls_and_forwarded_ports_go_over_the_proxy_of_the_kubeconfig(
+    cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = yaml.safe_load((tmp_path / "config").read_text())
+    proxy = config["clusters"][0]["cluster"]["server"]
+    write_config(tmp_path, {"server": "http://api.invalid", "proxy-url": proxy})
+    assert main(["history", "--timeout", "60s"]) == 0
+    assert "2 to 3: TPOT" in capsys.readouterr().out
+    assert cluster.hosts == {"api.invalid"}
+    write_config(tmp_path, {"server": "http://api.invalid", "proxy-url": "socks5://user:secret@127.0.0.1:1"})
+    assert main(["get"]) == 1
+    message = capsys.readouterr().err
+    assert "the kubeconfig's proxy-url has the scheme 'socks5': must be http://HOST:PORT" in message
+    assert "secret" not in message
 
 
 @pytest.mark.parametrize(

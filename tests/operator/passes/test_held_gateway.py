@@ -238,6 +238,26 @@ def test_pools_that_sleep_let_gateways_have_their_new_images_at_once() -> None:
     )
 
 
+def test_former_workers_that_all_crash_hold_no_gateway_where_nodes_have_no_room_for_more() -> None:
+    """The former pair serves nothing, and its workers have the room of those that mend it."""
+
+    async def script(world: World) -> None:
+        def is_former_worker(pod: Json) -> bool:
+            return release_of(pod) == "old" and TEMPLATE_LABEL in pod["metadata"]["labels"]
+
+        releases = world.telemetry = Releases(world)
+        world.cluster.weather.fails, world.cluster.weather.room = is_former_worker, 4
+        for pod in filter(is_former_worker, list(world.store.all(PODS, SPACE))):
+            world.store.delete(PODS, SPACE, pod["metadata"]["name"])
+        await asyncio.sleep(600.0)
+        assert releases.ready(Role.PREFILL) == releases.ready(Role.DECODE) == Counter()
+        await upgrade(world)
+        await until(lambda: all_new(releases), 900.0)
+        assert all_new(releases), progress(world)
+
+    play(script, platform=LINKED, **TWO)
+
+
 def test_gateways_whose_images_a_webhook_rewrites_wait_too() -> None:
     """No record has the image of the live gateways."""
 
