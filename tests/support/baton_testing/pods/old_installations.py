@@ -59,10 +59,10 @@ class Installation:
         chart = copy_chart(self.folder / "now", adapter="adapter-now")
         match self.way:
             case Way.HELM:
-                self._run("upgrade", "baton", str(chart), *self._release_flags(), *self._sets("now"))
+                self._run("upgrade", "baton", str(chart), *self._upgrade_flags(), *self._sets("now"))
             case Way.REUSED_VALUES:
                 images = [part for part in self._sets("now") if "=images." in part]
-                self._run("upgrade", "baton", str(chart), "--reuse-values", *self._release_flags(), *images)
+                self._run("upgrade", "baton", str(chart), "--reuse-values", *self._upgrade_flags(), *images)
             case Way.TEMPLATE:
                 self._apply(self._rendered(chart, "now"))
             case Way.SERVER_SIDE:
@@ -95,6 +95,10 @@ class Installation:
 
     def _release_flags(self) -> list[str]:
         return [f"--namespace={self.kubectl.namespace}", "--server-side=false", "--disable-openapi-validation"]
+
+    def _upgrade_flags(self) -> list[str]:
+        """The cluster has definitions that old charts lack, applied by hand: docs/install/helm.md names the flag."""
+        return [*self._release_flags(), "--take-ownership"]
 
     def _rendered(self, chart: Path, age: str) -> list[Json]:
         flags = [f"--namespace={self.kubectl.namespace}", "--kube-version=1.33"]
