@@ -125,13 +125,13 @@ async def test_kubectl_applies_twice_and_prunes_by_label_and_by_set_without_touc
         allowed = [f"--prune-allowlist={kind}" for kind in PRUNED_KINDS]
         by_label = ("--prune", "-l", f"app.kubernetes.io/instance={NAME}", *allowed)
         for way in (("--server-side",), by_label, by_label):  # kubectl refuses to prune by label server-side
-            said = await kubectl(stage, "apply", *way, "--validate=false", "-f", "-", given=body)
-            assert "pruned" not in said
+            output = await kubectl(stage, "apply", *way, "--validate=false", "-f", "-", given=body)
+            assert "pruned" not in output
         by_set = ("apply", "--validate=false", "--prune", "--applyset=configmaps/tools", "-f", "-")
         for _ in range(2):
-            said = await kubectl(stage, *by_set, given=body, KUBECTL_APPLYSET="true")
-            assert "pruned" not in said
-        assert said.splitlines() == [f"llmdeployment.baton.dev/{NAME} unchanged"]
+            output = await kubectl(stage, *by_set, given=body, KUBECTL_APPLYSET="true")
+            assert "pruned" not in output
+        assert output.splitlines() == [f"llmdeployment.baton.dev/{NAME} unchanged"]
         after = await rests(stage)
         del after["ConfigMap", "tools"]
         assert contents(after) == contents(before)

@@ -130,10 +130,10 @@ def test_a_degree_is_checked_against_a_model_on_this_machine(
     degrees = "prefill: {tensorParallel: 2}, decode: {tensorParallel: 8}"
     local = with_spec(degrees).replace("pvc://models/chat", f"file://{FOLDER}")
     assert run(tmp_path, local) == 1
-    said = capsys.readouterr().err
-    assert "spec.decode.tensorParallel: 8 " in said
-    assert "; allowed: 1, 2, 4\n" in said
-    assert "spec.prefill" not in said
+    errors = capsys.readouterr().err
+    assert "spec.decode.tensorParallel: 8 " in errors
+    assert "; allowed: 1, 2, 4\n" in errors
+    assert "spec.prefill" not in errors
     shape = f"random://{FOLDER}/config.json"
     assert run(tmp_path, with_spec(degrees).replace("pvc://models/chat", shape)) == 1
     assert run(tmp_path, with_spec(degrees)) == 0, "the model in the claim is not known here"

@@ -27,7 +27,7 @@ def test_the_nearest_target_goes_first_and_late_prompts_last(
             starts[number] = now + (by_s if own_s > by_s else by_s - own_s)
             late_keys[number] = now + PATIENCE * own_s
         elif starts:
-            keys = {each: late_keys[each] if starts[each] < now else starts[each] for each in starts}
+            keys = {prompt: late_keys[prompt] if starts[prompt] < now else starts[prompt] for prompt in starts}
             expected = min(starts, key=lambda each: (starts[each] < now, keys[each], each))
             assert order.first(now) == order.pop() == expected
             del starts[expected]

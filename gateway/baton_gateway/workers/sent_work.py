@@ -79,7 +79,7 @@ class SentWork:
         return (_is(sent.decoding, epoch) and self._take_ended(sent, sent.choices)) or has_room
 
     def end(self, run: bytes) -> bool:
-        """End a run: its workers were told to drop what they have of it. Its prompt counts until they report. Returns
+        """End a run: its workers drop what they have of it. Its prompt counts until they report. Returns
         whether a worker has more room than before."""
         sent = self._runs.pop(run, None)
         return sent is not None and self._take_ended(sent, sent.choices)

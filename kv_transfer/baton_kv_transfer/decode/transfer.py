@@ -93,7 +93,7 @@ class DecodeTransfer:
         port 0 is any. `observe_handover_s` gets the seconds from grant to verified of each landed hand-over, on the
         transfer thread.
 
-        Raises UnfitPairError where so many ranks do not fit the model's heads, ValueError for several pools and a
+        Raises UnfitPairError where the ranks do not fit the model's heads, ValueError for several pools and a
         device to land in.
         """
         if landing.device is not None and len(sinks) > 1:

@@ -67,7 +67,7 @@ class PrefillTransfer:
         transports that reach it write straight from it. `staging` gives memory to pack into where bytes cannot be sent
         from where they are.
 
-        Raises UnfitPairError where so many ranks do not fit the model's heads, ValueError for several pools and a
+        Raises UnfitPairError where the ranks do not fit the model's heads, ValueError for several pools and a
         `device`.
         """
         if device is not None and len(sources) > 1:

@@ -24,9 +24,9 @@ async def test_a_batch_is_created_and_answered(gpt: openai.AsyncOpenAI) -> None:
     assert (ended.request_counts.total, ended.request_counts.completed) == (3, 2)
     output = await answers(gpt, ended.output_file_id)
     assert set(output) == {"a", "b"}
-    said = output["a"]["response"]["body"]["choices"][0]["message"]["content"]
-    assert said
-    assert ANSWER.startswith(said)
+    text = output["a"]["response"]["body"]["choices"][0]["message"]["content"]
+    assert text
+    assert ANSWER.startswith(text)
     errors = await answers(gpt, ended.error_file_id)
     assert errors["bad"]["response"]["body"]["error"]["param"] == "temperature"
 

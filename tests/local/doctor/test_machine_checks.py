@@ -130,7 +130,7 @@ def test_the_page_counts_findings_and_programs_get_the_same() -> None:
 
 
 def test_where_a_proxy_is_set_the_finding_is_about_its_name() -> None:
-    """The hub's name was said to have an address, and only the proxy's had been looked up."""
+    """The hub's name counted as resolved, though only the proxy's had been looked up."""
     for is_found, text in ((True, "proxy.example has an address"), (False, "proxy.example has no address here")):
         facts = replace(LAPTOP, fetch_host="proxy.example", resolves_hub=is_found)
         [name] = [finding for finding in check_machine(facts) if finding.check == "dns"]

@@ -70,15 +70,15 @@ def test_a_crash_keeps_its_words_while_the_container_waits_and_tries() -> None:
 
 
 def test_a_flag_that_a_worker_refuses_is_named_by_its_field() -> None:
-    said = "baton_decode_worker: argument --tensor-parallel: 8 is not supported: 2 KV heads; allowed: 1, 2"
-    ended = {"lastState": {"terminated": {"exitCode": 2, "reason": "Error", "message": said}}}
+    message = "baton_decode_worker: argument --tensor-parallel: 8 is not supported: 2 KV heads; allowed: 1, 2"
+    ended = {"lastState": {"terminated": {"exitCode": 2, "reason": "Error", "message": message}}}
     waits = {"restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, **ended}
     failure = only(pod(ready=False, role="decode", containerStatuses=[waits])).failure
     assert failure.endswith("spec.decode.tensorParallel: 8 is not supported: 2 KV heads; allowed: 1, 2")
-    said = said.replace("--tensor-parallel", "--threads")
-    ended["lastState"]["terminated"]["message"] = said
+    message = message.replace("--tensor-parallel", "--threads")
+    ended["lastState"]["terminated"]["message"] = message
     other = only(pod(ready=False, role="decode", containerStatuses=[waits])).failure
-    assert other.endswith(said), "a flag without a field stays what it is"
+    assert other.endswith(message), "a flag without a field stays what it is"
     assert set(FIELDS_OF_FLAGS) <= set(RESERVED_ARGUMENTS)
 
 
