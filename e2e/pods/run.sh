@@ -57,13 +57,15 @@ elif [ -z "${BATON_E2E_LOCAL:-}" ] && command -v kind > /dev/null && docker info
 else
   [ "$(id -u)" = 0 ] || fail "no KUBECONFIG and no kind: the local cluster needs root"
   export BATON_E2E_LOCAL=$K
+  exec 9> "$K.lock"
+  flock 9  # a run before this one may still remove its nodes; what outlives this script must not inherit the lock
   say "the cluster's programs, in $K"
-  "$root/e2e/cluster/cluster.sh" binaries
+  "$root/e2e/cluster/cluster.sh" binaries 9>&-
   export KUBECONFIG=$K/pki/admin.kubeconfig PATH=$K/root/usr/bin:$PATH
   if ! kubectl --request-timeout=5s get --raw /readyz > /dev/null 2>&1; then
-    [ -n "${KEEP:-}" ] || trap '"$root/e2e/cluster/cluster.sh" down' EXIT
+    [ -n "${KEEP:-}" ] || trap '"$root/e2e/cluster/cluster.sh" down 9>&-' EXIT
     say "control plane, two nodes, DNS"
-    "$root/e2e/cluster/cluster.sh" up node 1 node 2 dns
+    "$root/e2e/cluster/cluster.sh" up node 1 node 2 dns 9>&-
   fi
   build
   for each in one two; do
@@ -75,4 +77,4 @@ fi
 HELM=$("$python" "$root/scripts/find_helm.py")
 export HELM
 say "tests"
-"$root/.venv/bin/pytest" -q -rs -x --durations=0 "$here" "$root/e2e/test_conformance.py" "$@"
+"$root/.venv/bin/pytest" -q -rs -x --durations=0 "$here" "$root/e2e/test_conformance.py" "$@" 9>&-
