@@ -6,7 +6,6 @@ Exit codes: 0 stopped and drained, 2 bad configuration (one line on stderr), 1 c
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import socket
@@ -20,6 +19,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import ProcessesDownError
+from baton_gateway.garbage_collection import settle
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.page_lookup import admin_page
 from baton_gateway.ledger.line_files import check_folder
@@ -107,7 +107,7 @@ async def _serve_alone(settings: Settings, argv: list[str], stopping: asyncio.Ev
     [listening], admin_socket = _bind_all(settings)
     admin = AdminServer(reports, server.metrics.page, _records(server.desk), admin_page(server.page), _sits_here)
     await server.start(listening)
-    _settle()
+    settle()
     await _announce(settings, listening, admin, admin_socket)
     await stopping.wait()
     await server.stop()
@@ -123,12 +123,6 @@ def _records(desk: RecordDesk) -> Callable[[str], Awaitable[bytes]]:
         return encode_page(await desk.ask(parse_query(query)))
 
     return answer
-
-
-def _settle() -> None:
-    """Freeze the objects of start-up: a full collection would visit them again and delay every stream by 30 ms."""
-    gc.collect()
-    gc.freeze()
 
 
 async def _serve_with_children(settings: Settings, argv: list[str], stopping: asyncio.Event) -> None:
@@ -173,7 +167,7 @@ async def _serve_as_child(settings: Settings, argv: list[str], sockets: ChildSoc
         raise _no_metrics(error) from error
     server = GatewayServer(settings, _reread(settings, argv))
     await server.start(sockets.listening)
-    _settle()
+    settle()
     answering = asyncio.create_task(answer_parent(sockets.control, server.report))
     waiting = asyncio.create_task(stopping.wait())
     await asyncio.wait([answering, waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from baton_gateway.garbage_collection import collect_when_quiet
 from baton_gateway.helper_processes.process_lane import NOT_READY_S, HealthProblem, longest_lasting
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.endpoints import not_http
@@ -192,6 +193,7 @@ class GatewayServer:
             asyncio.create_task(self._every_second()),
             asyncio.create_task(self._watch_helpers()),
             asyncio.create_task(watch_loop_lag(self.metrics.lagged)),
+            asyncio.create_task(collect_when_quiet()),
             asyncio.create_task(watch(self._settings.prefill_discovery, self._update_prefill)),
         ]
         if self._settings.decode_discovery is not None:

@@ -30,11 +30,17 @@ class RoundRobin(Generic[Member]):
         self._queues.setdefault(owner, deque()).append(member)
         self._total += 1
 
-    def take(self) -> Member | None:
-        """Remove the next member; None: nothing waits."""
-        if not self._queues:
+    def first(self, owner: str | None = None) -> Member | None:
+        """Return the member that `take` would remove."""
+        queue = next(iter(self._queues.values()), None) if owner is None else self._queues.get(owner)
+        return None if queue is None else queue[0]
+
+    def take(self, owner: str | None = None) -> Member | None:
+        """Remove the next member, of this owner if one is named; None: nothing waits. The owner's next turn is last."""
+        if owner is None:
+            owner = next(iter(self._queues), None)
+        if owner is None or (queue := self._queues.pop(owner, None)) is None:
             return None
-        owner, queue = self._queues.popitem(last=False)
         member = queue.popleft()
         if queue:
             self._queues[owner] = queue

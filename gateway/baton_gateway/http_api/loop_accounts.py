@@ -13,7 +13,7 @@ from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.tenancy.tenants import Tenants
 from baton_wire.fair_loop.charging import LoopAccount
 from baton_wire.fair_loop.fair_queue import Account
-from baton_wire.listening.bounded_server import ListenerAccounts
+from baton_wire.listening.newcomers import ListenerAccounts
 
 UNPROVEN_WEIGHT = 0.5
 """The share of connections without a known key: half of what all active tenants have together."""
@@ -32,7 +32,8 @@ class LoopAccounts:
         """By holder, as long as anything of the holder's is at work."""
         self.probes: LoopAccount = Account("probes", is_service=True)
         self._unproven: LoopAccount = Account("unproven", UNPROVEN_WEIGHT, is_service=True)
-        self.listener = ListenerAccounts(Account("listener", LISTENER_WEIGHT, is_service=True), self.classify)
+        listener: LoopAccount = Account("listener", LISTENER_WEIGHT, is_service=True)
+        self.listener = ListenerAccounts(listener, self.classify, self._unproven)
 
     def of(self, tenant: Tenant, source: str) -> LoopAccount:
         """Return the account of a request: its tenant's, or without keys its source's."""

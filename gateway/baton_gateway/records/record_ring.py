@@ -1,13 +1,13 @@
 """The latest records of one process, bounded by their number and their bytes.
 
-A trail is kept as bytes: that is small, and of no concern to the garbage collector.
+A record is kept as bytes: one block, which is small, of no concern to the garbage collector, and too large for Python's
+own arenas. Small objects that stay would keep the arenas of all that was busy when they were made.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -23,19 +23,21 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(KeptTrail)
 
 
-@dataclass(frozen=True, slots=True)
-class KeptRecord:
+class KeptRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A trail as bytes, with what it is found by."""
 
     id: str
     tenant: str
     duration_s: float
     missed: bool
-    trail: bytes
+    trail: msgspec.Raw
 
     def record(self) -> RequestRecord:
         """Build the record."""
         return build_record(_decoder.decode(self.trail))
+
+
+_kept_decoder = msgspec.msgpack.Decoder(KeptRecord)
 
 
 class RecordRing:
@@ -44,7 +46,7 @@ class RecordRing:
     def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES, epoch: str = "") -> None:
         """`max_records` 0: none are kept. `epoch`: this process, in the answers to queries."""
         self._max_records, self._max_bytes, self.epoch = max_records, max_bytes, epoch
-        self._kept: deque[KeptRecord] = deque()
+        self._kept: deque[bytes] = deque()
         self._bytes = 0
         self._addresses: dict[bytes, str] = {}
         self.fell_out = 0
@@ -60,16 +62,18 @@ class RecordRing:
 
     def latest(self) -> Iterator[KeptRecord]:
         """Yield the records, the latest first."""
-        return reversed(self._kept)
+        return map(_kept_decoder.decode, reversed(self._kept))
 
     def add(self, trail: KeptTrail) -> None:
         """Keep a trail whose request has ended."""
-        encoded, facts = _encode(trail), trail.facts
+        facts = trail.facts
         duration_s = trail.marks[-1].at_s - trail.began_s if trail.marks else 0.0
-        self._kept.append(KeptRecord(facts.id, facts.tenant, duration_s, facts.missed, encoded))
+        record = KeptRecord(facts.id, facts.tenant, duration_s, facts.missed, msgspec.Raw(_encode(trail)))
+        encoded = _encode(record)
+        self._kept.append(encoded)
         self._bytes += len(encoded)
         while len(self._kept) > self._max_records or self._bytes > self._max_bytes:
-            self._bytes -= len(self._kept.popleft().trail)
+            self._bytes -= len(self._kept.popleft())
             self.fell_out += 1
 
     def knows(self, epoch: bytes) -> bool:

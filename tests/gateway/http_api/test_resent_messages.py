@@ -215,3 +215,22 @@ def test_what_cannot_be_done_for_a_router_is_refused_by_name(fields: dict[str, A
     with pytest.raises(RefusedError) as refusal:
         parse_chat({"model": "m", "messages": USER, **fields})
     assert refusal.value.problem.param == param
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "system", "developer", "tool", "function", "User", None, 1, []])
+@pytest.mark.parametrize("content", ["", "Hi", "x" * 100, None, 1, [], [{"type": "text", "text": "Hi"}]], ids=str)
+def test_a_message_of_two_fields_is_read_as_one_with_a_third_that_is_null(role: Any, content: Any) -> None:
+    def read(**more: None) -> object:
+        try:
+            return read_messages([*USER, {"role": role, "content": content, **more}, *USER])
+        except RefusedError as refusal:
+            return refusal.problem
+
+    assert read() == read(name=None)
+
+
+def test_a_call_without_a_result_is_refused_whatever_message_follows() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}, *USER]
+    with pytest.raises(RefusedError, match="no result"):
+        read_messages(messages)

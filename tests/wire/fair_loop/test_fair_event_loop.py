@@ -13,13 +13,12 @@ import threading
 from asyncio import base_events
 from collections.abc import Iterator
 from contextvars import Context, copy_context
-from selectors import EVENT_READ
 from typing import Any
 
 import pytest
 
 from baton_wire.fair_loop.charging import CHARGE, begin_charge, charge_to, charged_context
-from baton_wire.fair_loop.fair_event_loop import POLL_S, ROUND_S, FairEventLoop, PacedSelector, ReadyCallbacks
+from baton_wire.fair_loop.fair_event_loop import ROUND_S, FairEventLoop, ReadyCallbacks
 from baton_wire.fair_loop.fair_queue import Account
 
 KNOWN = {"append(handle)", "clear()", "popleft()"}
@@ -70,7 +69,7 @@ def run_rounds(ready: ReadyCallbacks) -> list[int]:
 
 def test_a_tenant_with_a_thousand_callbacks_delays_another_by_one_at_each_step(loop: FairEventLoop) -> None:
     clock = Clock()
-    ready, many, few = ReadyCallbacks(clock), charged_context(account("many")), charged_context(account("few"))
+    ready, many, few = ReadyCallbacks(clock=clock), charged_context(account("many")), charged_context(account("few"))
     ran: list[str] = []
 
     def work(name: str) -> None:
@@ -94,7 +93,7 @@ def test_a_tenant_with_a_thousand_callbacks_delays_another_by_one_at_each_step(l
 
 def test_a_round_ends_soon_after_its_time(loop: FairEventLoop) -> None:
     clock, context = Clock(), copy_context()
-    ready = ReadyCallbacks(clock)
+    ready = ReadyCallbacks(clock=clock)
 
     def work() -> None:
         clock.now += ROUND_S / 4
@@ -168,7 +167,7 @@ def test_debug_mode_reports_a_slow_round_and_failed_callbacks(
 
 def test_waiting_for_io_is_charged_to_no_account(loop: FairEventLoop) -> None:
     clock, one = Clock(), account("one")
-    ready = ReadyCallbacks(clock)
+    ready = ReadyCallbacks(clock=clock)
     ready.append(asyncio.Handle(lambda: None, (), loop, charged_context(one)))
     ready.run_round()
     assert not ready
@@ -185,13 +184,62 @@ def test_a_descriptor_that_is_polled_again_before_its_callback_ran_is_queued_onc
         loop.add_reader(ours, lambda: read.append(ours.recv(1)))
         theirs.send(b"abc")
         for _ in range(3):
-            loop._process_events(loop._selector.select(0))  # type: ignore[attr-defined]
+            loop._process_events(loop._selector.select(0))
         loop.call_soon(loop.stop)
         loop.run_forever()
         assert read == [b"a"]
         loop.call_later(0.01, loop.stop)
         loop.run_forever()
         assert read == [b"a", b"b", b"c"]
+        loop.remove_reader(ours)
+
+
+def test_a_descriptor_whose_callback_waits_is_not_reported_by_every_poll(loop: FairEventLoop) -> None:
+    """A thousand connections of a tenant wait for its turn: polls must not report all of them again and again."""
+    ours, theirs = socket.socketpair()
+    read: list[bytes] = []
+    with ours, theirs:
+        ours.setblocking(False)
+        loop.add_reader(ours, lambda: read.append(ours.recv(1)))
+        theirs.send(b"abc")
+        reported = []
+        for _ in range(5):
+            events = loop._selector.select(0.0)
+            reported.append(len(events))
+            loop._process_events(events)
+            loop._selector._polled_s = float("-inf")  # long ago
+        assert reported == [1, 1, 0, 0, 0]
+        loop.call_later(0.01, loop.stop)
+        loop.run_forever()
+        assert read == [b"a", b"b", b"c"]
+        loop.remove_reader(ours)
+
+
+def test_what_is_written_and_read_anew_while_a_callback_waits_is_reported(loop: FairEventLoop) -> None:
+    ours, theirs = socket.socketpair()
+    ran: list[str] = []
+
+    def poll() -> None:
+        loop._selector._polled_s = float("-inf")
+        loop._process_events(loop._selector.select(0.0))
+
+    def write() -> None:
+        ran.append("write")
+        loop.remove_writer(ours)
+
+    with ours, theirs:
+        ours.setblocking(False)
+        loop.add_reader(ours, lambda: ran.append("first reader"))
+        theirs.send(b"a")
+        for _ in range(3):
+            poll()
+        loop.add_writer(ours, write)
+        poll()
+        loop.remove_reader(ours)
+        loop.add_reader(ours, lambda: ran.append(f"second reader {ours.recv(1)!r}"))
+        loop.call_later(0.01, loop.stop)
+        loop.run_forever()
+        assert sorted(ran) == ["second reader b'a'", "write"]
         loop.remove_reader(ours)
 
 
@@ -314,23 +362,3 @@ def test_an_account_serves_another_loop_after_the_first_was_closed_with_callback
     second.run_forever()
     second.close()
     assert ran == [2]
-
-
-def test_a_selector_polls_again_only_after_a_moment_unless_it_may_wait() -> None:
-    now = [0.0]
-    selector = PacedSelector(lambda: now[0])
-    one, other = socket.socketpair()
-    try:
-        selector.register(one, EVENT_READ)
-        assert selector.select(0) == []
-        other.send(b"x")
-        now[0] += 0.9 * POLL_S
-        assert selector.select(0) == [], "polled a moment ago"
-        now[0] += 0.2 * POLL_S
-        assert len(selector.select(0)) == 1
-        assert len(selector.select(None)) == 1, "nothing else is to be done"
-        assert len(selector.select(0.01)) == 1
-    finally:
-        selector.close()
-        one.close()
-        other.close()

@@ -139,6 +139,42 @@ def test_a_service_that_was_charged_beside_a_light_tenant_does_not_wait_for_a_he
     assert "service" in order[:6], "what it had is paid back by all others together"
 
 
+def test_an_item_that_took_long_holds_up_no_account_but_its_own() -> None:
+    queue: FairQueue[str] = FairQueue()
+    service, bad, good = Account[str]("service", 3.0, is_service=True), Account[str]("bad"), Account[str]("good")
+    for _ in range(1_000):
+        queue.add(service, "service")
+    queue.add(bad, "bad")
+    queue.add(bad, "bad")
+    while queue.take() != "bad":
+        queue.charge(0.0005)
+    queue.charge(0.02)
+    queue.add(good, "good")
+    before = 0
+    while queue.take() == "service":
+        queue.charge(0.0005)
+        before += 1
+    assert before <= 2, "60 ms of the service's part are owed by the bad one"
+
+
+def test_a_service_does_not_wait_for_a_thousand_accounts_that_come_at_once() -> None:
+    queue: FairQueue[str] = FairQueue()
+    tenants = [Account[str](str(number)) for number in range(1_000)]
+    for tenant in tenants:
+        queue.add(tenant, "tenant")
+        queue.add(tenant, "tenant")
+    service = Account[str]("service", is_service=True)
+    before = []
+    for _ in range(20):
+        queue.add(service, "service")
+        before.append(0)
+        while queue.take() != "service":
+            queue.charge(0.0002)
+            before[-1] += 1
+        queue.charge(0.0002)
+    assert max(before) <= 3
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_no_account_starves_whatever_comes(seed: int) -> None:
     """Until an account with items is served again, each other one gets its weight's part of what that had last, and one

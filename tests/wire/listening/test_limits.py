@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_wire.listening.complaints import Complaints, log_loop_errors
-from baton_wire.listening.connection_book import ConnectionBook, ConnectionLimits
+from baton_wire.listening.connection_book import OWNER_PLACES, ConnectionBook, ConnectionLimits, ConnectionPlace
 from baton_wire.listening.descriptors import connection_cap, raise_descriptor_limit
 
 LOG = logging.getLogger("test.limits")
@@ -23,14 +23,51 @@ def test_the_book_holds_who_came_and_did_not_leave(steps: list[tuple[bool, str]]
     here: list[str] = []
     for comes, address in steps:
         if comes and not book.is_full:
-            is_taken = book.take(address)
+            is_taken = book.take(ConnectionPlace(address))
             assert is_taken is (per_address is None or here.count(address) < per_address)
             here += [address] if is_taken else []
         elif not comes and address in here:
             here.remove(address)
-            book.leave(address)
+            book.leave(ConnectionPlace(address))
         assert book.total == len(here) <= 5
         assert book.is_full is (len(here) == 5)
+
+
+OWNERS = st.sampled_from(("strangers", "bad", "good", None))
+
+
+@given(st.lists(st.tuples(st.sampled_from(("comes", "leaves", "moves")), OWNERS, st.sampled_from("ab")), max_size=80))
+def test_owners_hold_their_connections_and_leave_a_place_for_others(steps: list[tuple[str, str | None, str]]) -> None:
+    book = ConnectionBook(ConnectionLimits(30, per_address=20))
+    here: list[ConnectionPlace] = []
+    for what, owner, address in steps:
+        place = ConnectionPlace(address, owner)
+        if what == "comes" and book.take(place):
+            here.append(place)
+        elif what == "leaves" and place in here:
+            here.remove(place)
+            book.leave(place)
+        elif what == "moves" and here:
+            here.append(book.move(here.pop(0), owner))
+        assert book.total == len(here) <= 30
+        assert all(sum(place.address == address for place in here) <= 20 for address in "ab")
+    for place in here:
+        book.leave(place)
+    assert book.total == 0
+    assert not book._by_address
+    assert not book._by_owner
+    assert not book._by_both
+
+
+@pytest.mark.parametrize("limits", [ConnectionLimits(1_000), ConnectionLimits(4_000, per_address=1_000)])
+def test_an_owner_with_few_connections_finds_a_place_next_to_greedy_ones(limits: ConnectionLimits) -> None:
+    book = ConnectionBook(limits)
+    held = {owner: 0 for owner in ("strangers", "bad", "worse")}
+    for owner in held:
+        while book.take(ConnectionPlace("10.0.0.1", owner)):
+            held[owner] += 1
+    assert held["strangers"] == pytest.approx(1_000 * OWNER_PLACES / (OWNER_PLACES + 1), abs=2)
+    assert all(book.take(ConnectionPlace("10.0.0.1", "good")) for _ in range(1))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from aiohttp import web, web_protocol
 from baton_wire.fair_loop.charging import CHARGE
 from baton_wire.fair_loop.fair_queue import Account
 from baton_wire.listening import bounded_server
-from baton_wire.listening.bounded_server import BoundedServer, ListenerAccounts
+from baton_wire.listening.bounded_server import ACCEPTS_A_ROUND, BoundedServer
 from baton_wire.listening.connection_book import ConnectionLimits
-from baton_wire.listening.newcomers import ACCEPTS_A_ROUND, BEGINS_A_ROUND
+from baton_wire.listening.newcomers import BEGINS_A_ROUND, ListenerAccounts
 from baton_wire.listening.sockets import bind
 
 LOG = logging.getLogger("test.newcomers")
@@ -199,7 +199,8 @@ async def test_a_connection_is_served_in_the_account_that_its_first_bytes_name()
         assert address == "127.0.0.1"
         return accounts["known" if first_bytes.startswith(b"GET /known") else "unknown"]
 
-    server = BoundedServer(handle, ConnectionLimits(10), LOG, accounts=ListenerAccounts(accounts["listener"], classify))
+    listener_accounts = ListenerAccounts(accounts["listener"], classify, accounts["unknown"])
+    server = BoundedServer(handle, ConnectionLimits(10), LOG, accounts=listener_accounts)
     listening = bind("127.0.0.1", 0)
     listening.listen(10)
     port: int = listening.getsockname()[1]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_wire.listening.connection_book import ConnectionBook, ConnectionLimits
+from baton_wire.listening.connection_book import ConnectionBook, ConnectionLimits, ConnectionPlace
 from baton_wire.listening.handshake_pool import HandshakePool
 from baton_wire.listening.source_address import source_of
 
@@ -36,12 +36,12 @@ def test_addresses_of_one_host_are_one_source(first: str, second: str, is_same: 
 
 def test_a_book_of_connections_counts_a_hosts_addresses_together() -> None:
     book = ConnectionBook(ConnectionLimits(8, per_address=1))
-    assert book.take("2001:db8::1")
-    assert not book.take("2001:db8::2")
-    assert book.take("10.0.0.1")
-    assert not book.take("::ffff:10.0.0.1")
-    book.leave("2001:db8::2")  # whichever of its addresses is given
-    assert book.take("2001:db8::3")
+    assert book.take(ConnectionPlace("2001:db8::1"))
+    assert not book.take(ConnectionPlace("2001:db8::2"))
+    assert book.take(ConnectionPlace("10.0.0.1"))
+    assert not book.take(ConnectionPlace("::ffff:10.0.0.1"))
+    book.leave(ConnectionPlace("2001:db8::2"))  # whichever of its addresses is given
+    assert book.take(ConnectionPlace("2001:db8::3"))
 
 
 def test_a_source_that_floods_ends_its_own_oldest_handshakes_only() -> None:

@@ -17,18 +17,16 @@ import time
 from asyncio import Handle
 from collections import deque
 from collections.abc import Callable
-from selectors import EVENT_READ, EVENT_WRITE, BaseSelector, DefaultSelector, SelectorKey
+from selectors import EVENT_READ, EVENT_WRITE, SelectorKey
 
 from baton_wire.fair_loop.charging import CHARGE
 from baton_wire.fair_loop.fair_queue import Account, FairQueue
+from baton_wire.fair_loop.paced_selector import PacedSelector
 
 ROUND_S = 0.002
 """How long callbacks run before I/O is polled. A callback that has begun runs to its end."""
 ROUND_CALLBACKS = 256
 """The most callbacks of one round."""
-POLL_S = 0.0005
-"""Least time between two polls while callbacks are ready. A poll costs as much as ten short callbacks, and reports
-again each descriptor whose callback waits. Rounds of a busy loop are longer, so it polls after each."""
 
 
 class ReadyCallbacks:
@@ -38,15 +36,20 @@ class ReadyCallbacks:
     Other threads append. All else happens in the loop's thread.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, resume: Callable[[int], None] = lambda fd: None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`resume` makes the selector report a descriptor again."""
+        self._resume = resume
         self._clock = clock
         self._arrived: deque[Handle] = deque()
         self.append = self._arrived.append
         self._queue: FairQueue[Handle] = FairQueue()
         self._own: Account[Handle] = Account("process", is_service=True)
         """The account of the process itself."""
-        self._polled: set[Handle] = set()
-        """Callbacks of descriptors that wait here: a later poll reports the same descriptor again."""
+        self._polled: dict[Handle, int | None] = {}
+        """Callbacks of descriptors that wait here: a later poll reports the same descriptor again. With the descriptor
+        if the selector does not report it until the callback has run."""
         self._round = RoundHandle(self.run_round)
         self._is_last_round = False
 
@@ -64,24 +67,28 @@ class ReadyCallbacks:
         self._queue.clear()
         self._polled.clear()
 
-    def append_polled(self, handle: Handle) -> None:
-        """Append the callback of a ready descriptor, unless it waits already."""
+    def append_polled(self, handle: Handle, fd: int) -> bool:
+        """Append the callback of a ready descriptor; False: it waits already, so the descriptor need not be reported
+        until it has run."""
         if handle not in self._polled:
-            self._polled.add(handle)
+            self._polled[handle] = None
             self._arrived.append(handle)
+            return True
+        self._polled[handle] = fd
+        return False
 
     def run_round(self) -> int:
         """Run as many callbacks as wait now, perhaps others that arrive meanwhile, until `ROUND_S` is over. Returns how
         many ran."""
         clock, arrived, queue, polled, ran = self._clock, self._arrived, self._queue, self._polled, 0
-        take, charge, add, own = queue.take, queue.charge, queue.add, self._own
+        take, charge, add, own, resume = queue.take, queue.charge, queue.add, self._own, self._resume
         self._sort()
         began_s = clock()
         until_s = began_s + ROUND_S
         for _ in range(min(ROUND_CALLBACKS, len(queue))):
             handle = take()
-            if polled:
-                polled.discard(handle)
+            if polled and (paused_fd := polled.pop(handle, None)) is not None:
+                resume(paused_fd)
             if not handle._cancelled:
                 handle._run()
                 ran += 1
@@ -126,31 +133,16 @@ class RoundHandle:
         return "<a round of callbacks>"
 
 
-class PacedSelector(DefaultSelector):
-    """A selector that does not poll for I/O again and again while callbacks are ready."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        super().__init__()
-        self._clock = clock
-        self._polled_s = float("-inf")
-
-    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
-        """Poll, unless nothing is waited for and the last poll was a moment ago."""
-        if timeout is not None and timeout <= 0 and self._clock() - self._polled_s < POLL_S:
-            return []
-        events = super().select(timeout)
-        self._polled_s = self._clock()
-        return events
-
-
 class FairEventLoop(asyncio.SelectorEventLoop):
     """A selector event loop with `ReadyCallbacks` and a `PacedSelector`."""
 
     _ready: ReadyCallbacks
+    _selector: PacedSelector
 
-    def __init__(self, selector: BaseSelector | None = None) -> None:
-        super().__init__(PacedSelector() if selector is None else selector)
-        self._ready = ReadyCallbacks()
+    def __init__(self, selector: PacedSelector | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock` measures callbacks."""
+        super().__init__(PacedSelector(clock) if selector is None else selector)
+        self._ready = ReadyCallbacks(self._selector.resume, clock)
 
     def stop(self) -> None:
         """Stop after this round, which runs what is ready now and no later callback. What a round is too short for
@@ -159,16 +151,24 @@ class FairEventLoop(asyncio.SelectorEventLoop):
         super().stop()
 
     def _process_events(self, event_list: list[tuple[SelectorKey, int]]) -> None:
-        """Queue the callbacks of ready descriptors. As in `BaseSelectorEventLoop`, but each callback once."""
+        """Queue the callbacks of ready descriptors. As in `BaseSelectorEventLoop`, but each callback once.
+
+        The selector reports no descriptor a third time while its callback waits. With thousands that wait, polls took
+        as much time as the callbacks.
+        """
+        append_polled = self._ready.append_polled
         for key, mask in event_list:
             reader, writer = key.data
+            is_new = True
             if mask & EVENT_READ and reader is not None:
                 if reader._cancelled:
                     self._remove_reader(key.fileobj)  # type: ignore[attr-defined]
                 else:
-                    self._ready.append_polled(reader)
+                    is_new = append_polled(reader, key.fd)
             if mask & EVENT_WRITE and writer is not None:
                 if writer._cancelled:
                     self._remove_writer(key.fileobj)  # type: ignore[attr-defined]
                 else:
-                    self._ready.append_polled(writer)
+                    is_new = append_polled(writer, key.fd) and is_new
+            if not is_new:
+                self._selector.pause(key.fd)

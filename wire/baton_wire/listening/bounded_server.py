@@ -13,10 +13,9 @@ import logging
 import socket
 import ssl
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,20 +24,23 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
-from baton_wire.fair_loop.charging import LoopAccount, begin_charge, charged_context
+from baton_wire.fair_loop.charging import LoopAccount, charged_context
 from baton_wire.listening.complaints import Complaints
-from baton_wire.listening.connection_book import ConnectionBook, ConnectionLimits
+from baton_wire.listening.connection_book import ConnectionBook, ConnectionLimits, ConnectionPlace
 from baton_wire.listening.newcomers import (
-    ACCEPTS_A_ROUND,
     BEGINS_A_ROUND,
     HANDSHAKES_A_ROUND,
-    Classify,
+    ListenerAccounts,
     Newcomer,
     Newcomers,
 )
 from baton_wire.listening.source_address import source_of
 from baton_wire.reset import reset_on_close
 
+ACCEPTS_A_ROUND = 64
+"""Connections accepted in one round of the loop, at 15 to 30 µs each; the kernel's queue holds the others."""
+ACCEPTS_A_TURN = 16
+"""The same in a turn of the listener's account, where accounts are kept."""
 HEAD_S = 10.0
 MAX_HEAD_LINE_BYTES = 8_190
 MAX_HEADERS = 128
@@ -48,10 +50,12 @@ LINGER_S = 1.0
 might never be read."""
 EVICTED_AFTER_S = 1.0
 """A full listener closes connections that have asked nothing for this long, the longest first, to let others in."""
+SILENT_S = 0.2
+"""The same for a connection without a byte that gives way to another stranger. Clients speak within a round trip."""
 ACCEPT_AGAIN_S = 1.0
 LOOK_S = 1.0
-LOOK_COSTS_ACCEPTS = 16
-"""Looking for a connection to close may read all of them, which takes the loop as long as this many accepts."""
+LOOKS_AN_ACCEPT = 512
+"""Connections that are read, while one to close is looked for, in the time of an accept."""
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Refuse = Callable[[int, str], web.StreamResponse]
@@ -60,16 +64,6 @@ Refuse = Callable[[int, str], web.StreamResponse]
 
 def _plain(status: int, message: str) -> web.StreamResponse:
     return web.Response(status=status, text=message + "\n")
-
-
-@dataclass(frozen=True, slots=True)
-class ListenerAccounts:
-    """The accounts that the loop's time for connections is charged to."""
-
-    listener: LoopAccount
-    """Accepting."""
-    classify: Classify
-    """Whose account serves a connection."""
 
 
 class _Idle(NamedTuple):
@@ -107,7 +101,7 @@ class BoundedServer(web.Server):
         self._complaints = Complaints(log)
         self._listening: socket.socket | None = None
         self._newcomers: Newcomers | None = None
-        self._addresses: dict[web_protocol.RequestHandler, str] = {}
+        self._places: dict[web_protocol.RequestHandler, ConnectionPlace] = {}
         self._transports: dict[web_protocol.RequestHandler, asyncio.Transport] = {}
         self._idle: OrderedDict[web_protocol.RequestHandler, tuple[float, asyncio.TimerHandle]] = OrderedDict()
         """Connections that are expected to send a head, and since when; the longest first."""
@@ -123,10 +117,11 @@ class BoundedServer(web.Server):
         listening.setblocking(False)
         self._listening = listening
         self._newcomers = Newcomers(
-            lambda newcomer: self._keep(self._serve(newcomer, context)),
-            lambda newcomer: self._release(newcomer.address),
+            self._book,
+            lambda newcomer: self._keep(self._serve(newcomer, context), newcomer.account),
+            lambda newcomer: self._release(newcomer.place),
             BEGINS_A_ROUND if context is None else HANDSHAKES_A_ROUND,
-            None if self._accounts is None else self._accounts.classify,
+            self._accounts,
         )
         self._keep(self._accept(listening, self._newcomers))
         self._keep(self._watch(self._newcomers))
@@ -135,11 +130,11 @@ class BoundedServer(web.Server):
         """Stop accepting; connections that are still served after `timeout_s` are cut off."""
         for task in self._tasks:
             task.cancel()
+        if self._newcomers is not None:
+            self._newcomers.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listening is not None:
             self._listening.close()
-        if self._newcomers is not None:
-            self._newcomers.close()
         self.pre_shutdown()
         await self.shutdown(timeout_s)
 
@@ -151,12 +146,13 @@ class BoundedServer(web.Server):
 
     async def _accept(self, listening: socket.socket, newcomers: Newcomers) -> None:
         loop = asyncio.get_running_loop()
-        left = ACCEPTS_A_ROUND
+        at_once = ACCEPTS_A_ROUND if self._accounts is None else ACCEPTS_A_TURN
+        left = at_once
         while True:
             await self._until_room(newcomers)
             if left <= 0:  # while the kernel's queue has more, an accept waits for nothing
                 await asyncio.sleep(0)
-                left = ACCEPTS_A_ROUND
+                left = at_once
             try:
                 sock, peer = await loop.sock_accept(listening)
             except OSError as error:
@@ -164,20 +160,23 @@ class BoundedServer(web.Server):
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
             left -= 1
-            address = source_of(str(peer[0])) if peer else ""
-            if not self._book.take(address):
-                left -= LOOK_COSTS_ACCEPTS
-                if not (self._evict(newcomers, address) and self._book.take(address)):
-                    self._complaints.say("an address has as many connections as one may have; closed another", address)
+            newcomer = newcomers.look(sock, source_of(str(peer[0])) if peer else "", loop.time())
+            if newcomer is None:
+                sock.close()
+                continue
+            if not self._book.take(newcomer.place):
+                left -= self._make_room(newcomers, newcomer)
+                if not self._book.take(newcomer.place):
                     reset_on_close(sock)
                     sock.close()
                     continue
-            newcomers.add(Newcomer(sock, address, loop.time()))
+            newcomers.add(newcomer)
 
     async def _until_room(self, newcomers: Newcomers) -> None:
-        while self._book.is_full:
+        """Wait until a connection can be let in. Where strangers are here one can, if it is no stranger itself."""
+        while self._book.is_full and not newcomers.has_strangers:
             self._complaints.say("as many connections as may be", str(self._book.total))
-            idle = self._longest_idle(newcomers)
+            idle, _ = self._longest_idle(newcomers)
             wait_s = LOOK_S if idle is None else idle.since_s + EVICTED_AFTER_S - asyncio.get_running_loop().time()
             if idle is not None and wait_s <= 0:
                 idle.close()
@@ -187,26 +186,45 @@ class BoundedServer(web.Server):
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
 
-    def _evict(self, newcomers: Newcomers, address: str) -> bool:
-        """Close the connection of this address that idles longest, if it has idled long enough."""
-        idle = self._longest_idle(newcomers, address)
-        if idle is None or idle.since_s + EVICTED_AFTER_S > asyncio.get_running_loop().time():
-            return False
-        idle.close()
-        return True
+    def _make_room(self, newcomers: Newcomers, newcomer: Newcomer) -> int:
+        """Close a connection for a newcomer: a stranger, or else the connection that idles longest, if long enough. Of
+        its address if that has as many as it may have, of its owner if that has. Returns how many accepts that took as
+        long as."""
+        book, place, now = self._book, newcomer.place, asyncio.get_running_loop().time()
+        address = None if book.is_full else place.address
+        owner = None if book.is_full or book.is_full_for(place.address) else place.owner
+        kind = "as many connections as may be" if address is None else "an address has as many connections as one may"
+        self._complaints.say(f"{kind}; closed another", place.address)
+        if newcomers.is_stranger(newcomer):
+            is_closed = newcomers.close_stranger(address, now - SILENT_S, now - EVICTED_AFTER_S)
+        else:
+            is_closed = owner is None and newcomers.close_stranger(address, now, now)
+        if is_closed:
+            return 0
+        idle, looked = self._longest_idle(newcomers, address, owner)
+        if idle is not None and idle.since_s <= now - EVICTED_AFTER_S:
+            idle.close()
+        return looked // LOOKS_AN_ACCEPT
 
-    def _longest_idle(self, newcomers: Newcomers, address: str | None = None) -> _Idle | None:
-        """The connection from which no request is at work for the longest: of this address, or of all."""
-        idle = None
+    def _longest_idle(
+        self, newcomers: Newcomers, address: str | None = None, owner: str | None = None
+    ) -> tuple[_Idle | None, int]:
+        """The connection from which no request is at work for the longest: of this address and owner, or of all. And
+        how many were looked at."""
+        idle, looked = None, 0
         for handler, (since_s, _) in self._idle.items():
-            is_meant = address is None or self._addresses.get(handler) == address
+            looked += 1
+            place = self._places.get(handler)
+            is_meant = place is not None and address in (None, place.address) and owner in (None, place.owner)
             if is_meant and not self._transports[handler].get_write_buffer_size():
                 idle = _Idle(since_s, partial(self._close_idle, handler))
                 break
         silent = newcomers.longest_silent(address)
+        if silent is not None and owner not in (None, silent.place.owner):
+            silent = None
         if silent is not None and (idle is None or silent.since_s < idle.since_s):
             idle = _Idle(silent.since_s, partial(newcomers.close_silent, silent))
-        return idle
+        return idle, looked
 
     def _close_idle(self, handler: web_protocol.RequestHandler) -> None:
         self._no_longer_idle(handler)
@@ -214,10 +232,8 @@ class BoundedServer(web.Server):
         self._connection_left(handler)
 
     async def _serve(self, newcomer: Newcomer, context: ssl.SSLContext | None) -> None:
-        if newcomer.account is not None:
-            begin_charge(newcomer.account)
         handler = self()
-        self._addresses[handler] = newcomer.address
+        self._places[handler] = newcomer.place
         within_s = None if context is None else HEAD_S
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -230,16 +246,18 @@ class BoundedServer(web.Server):
             raise
 
     def _connection_left(self, handler: web_protocol.RequestHandler) -> None:
-        address = self._addresses.pop(handler, None)
-        if address is not None:
-            self._release(address)
+        place = self._places.pop(handler, None)
+        if place is not None:
+            self._release(place)
 
-    def _release(self, address: str) -> None:
-        self._book.leave(address)
+    def _release(self, place: ConnectionPlace) -> None:
+        self._book.leave(place)
         self._changed.set()
 
-    def _keep(self, work: Any) -> None:
-        task = asyncio.create_task(work, context=self._context.copy())
+    def _keep(self, work: Coroutine[Any, Any, None], account: LoopAccount | None = None) -> None:
+        """Own a task, charged to an account, or else to the listener's."""
+        context = self._context.copy() if account is None else charged_context(account)
+        task = asyncio.create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

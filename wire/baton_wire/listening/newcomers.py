@@ -1,35 +1,36 @@
-"""Connections from their accept to the moment when they are served: few begin in one round of the event loop.
+"""Connections from their accept to the moment when they are served, which begins in turns.
 
-Serving a connection costs the loop some 100 µs before anything was asked, and a TLS handshake a millisecond. A client
+Serving a connection costs the loop some 200 µs before anything was asked, and a TLS handshake a millisecond. A client
 that opens thousands at once, or ends them, would hold up the tokens of all others. So a connection costs little more
 than its accept until it has sent something, as clients of HTTP and of TLS do at once. Connections that have are begun
 in turns among their sources. One whose client has left again is never begun.
 
 Where the loop's time is charged to accounts, the first bytes also say whose account a connection seems to belong to,
-before anything is done for it.
+before anything is done for it. It begins when that account has its turn, and is charged to it. Connections that say
+nothing, or name no account, are strangers: where places are short they give way to all others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from baton_wire.fair_loop.charging import LoopAccount
+from baton_wire.fair_loop.charging import LoopAccount, charged_context
+from baton_wire.listening.connection_book import ConnectionBook, ConnectionPlace
 from baton_wire.round_robin import RoundRobin
 
-ACCEPTS_A_ROUND = 64
-"""Connections accepted in one round of the loop, at 15 to 30 µs each; the kernel's queue holds the others."""
 BEGINS_A_ROUND = 16
 HANDSHAKES_A_ROUND = 4
 """Connections begun in one round of the loop, without TLS and with it."""
 LOOKS_A_ROUND = 64
 """Waiting connections looked at in one round: connections whose clients have left are closed and take no turn."""
-
-
+LOOKS_A_TURN = 16
+"""The same of one account in its turn, which begins one connection."""
 FIRST_BYTES = 4_096
 """Bytes of a client that are looked at: most heads of requests are shorter."""
 
@@ -37,21 +38,39 @@ Classify = Callable[[bytes, str], LoopAccount]
 """Returns the account that a connection seems to belong to, by its first bytes and its address."""
 
 
-class _Client(enum.Enum):
-    SILENT = enum.auto()
-    SPOKE = enum.auto()
-    LEFT = enum.auto()
-
-
 @dataclass(frozen=True, slots=True)
-class Newcomer:
-    """A connection that is not served yet. `address` is its source's."""
+class ListenerAccounts:
+    """The accounts that the loop's time for connections is charged to."""
+
+    listener: LoopAccount
+    """Accepting."""
+    classify: Classify
+    """Whose account serves a connection."""
+    strangers: LoopAccount
+    """The account of connections that name no other."""
+
+
+class Newcomer(NamedTuple):
+    """A connection that is not served yet."""
 
     sock: socket.socket
-    address: str
+    place: ConnectionPlace
     since_s: float
+    has_spoken: bool = False
     account: LoopAccount | None = None
     """The account that serving it is charged to."""
+
+
+class _Line:
+    """Newcomers of one account that have sent something, in turns among their addresses."""
+
+    __slots__ = ("context", "turn", "waiting")
+
+    def __init__(self, account: LoopAccount | None) -> None:
+        self.waiting: RoundRobin[Newcomer] = RoundRobin()
+        self.context: Context = copy_context() if account is None else charged_context(account)
+        """The context of their turns."""
+        self.turn: asyncio.Handle | None = None
 
 
 class Newcomers:
@@ -59,36 +78,69 @@ class Newcomers:
 
     def __init__(
         self,
+        book: ConnectionBook,
         begin: Callable[[Newcomer], None],
         left: Callable[[Newcomer], None],
         begins_a_round: int,
-        classify: Classify | None = None,
+        accounts: ListenerAccounts | None = None,
     ) -> None:
-        """`classify`: None where no accounts are kept."""
-        self._classify = classify
+        """`accounts`: None where none are kept. With accounts, one connection begins in each turn of its account."""
+        self._book = book
+        self._accounts = accounts
+        self._strangers = None if accounts is None else accounts.strangers.name
         self._begin = begin
         self._left = left
-        self._begins_a_round = begins_a_round
+        self._begins, self._looks = (begins_a_round, LOOKS_A_ROUND) if accounts is None else (1, LOOKS_A_TURN)
         self._silent: OrderedDict[socket.socket, Newcomer] = OrderedDict()
         """The longest silent first."""
-        self._turns: RoundRobin[Newcomer] = RoundRobin()
-        """Newcomers that have sent something, by account and address."""
-        self._round: asyncio.Handle | None = None
+        self._lines: dict[LoopAccount | None, _Line] = {}
+        """The lines in which newcomers wait, by account."""
+
+    def look(self, sock: socket.socket, address: str, now: float) -> Newcomer | None:
+        """Return a connection that was just accepted, with what its client has sent; None: the client has left. It has
+        no place yet."""
+        newcomer = self._looked_at(Newcomer(sock, ConnectionPlace(address, self._strangers), now))
+        if newcomer is None or newcomer.account is None:
+            return newcomer
+        return newcomer._replace(place=ConnectionPlace(address, newcomer.account.name))
 
     def add(self, newcomer: Newcomer) -> None:
-        """Take over a connection that was just accepted."""
-        match _look(newcomer.sock):
-            case _Client.SILENT:
-                self._await_bytes(newcomer)
-            case _Client.SPOKE:
-                self._await_turn(newcomer)
-            case _Client.LEFT:
-                self._close(newcomer)
+        """Take over a connection."""
+        if newcomer.has_spoken:
+            self._await_turn(newcomer)
+        else:
+            self._await_bytes(newcomer)
+
+    def is_stranger(self, newcomer: Newcomer) -> bool:
+        """Return whether a newcomer gives way to others: it named no account, and others may."""
+        return self._strangers is not None and newcomer.place.owner == self._strangers
+
+    @property
+    def has_strangers(self) -> bool:
+        return self._accounts is not None and (bool(self._silent) or self._accounts.strangers in self._lines)
+
+    def close_stranger(self, address: str | None, silent_until_s: float, until_s: float) -> bool:
+        """Close a stranger, of this address, or of all: the one that has been silent longest, since `silent_until_s` or
+        longer, or else the next one that waits for its turn, since `until_s` or longer. False: there is none."""
+        if self._accounts is None:
+            return False
+        silent = self.longest_silent(address)
+        if silent is not None and silent.since_s <= silent_until_s:
+            self.close_silent(silent)
+            return True
+        line = self._lines.get(self._accounts.strangers)
+        first = None if line is None else line.waiting.first(address)
+        if line is None or first is None or first.since_s > until_s:
+            return False
+        line.waiting.take(first.place.address)
+        self._close(first)
+        return True
 
     def longest_silent(self, address: str | None = None) -> Newcomer | None:
         """The connection that has waited longest without a byte: of this address, or of all."""
         return next(
-            (newcomer for newcomer in self._silent.values() if address is None or newcomer.address == address), None
+            (newcomer for newcomer in self._silent.values() if address is None or newcomer.place.address == address),
+            None,
         )
 
     def close_silent(self, newcomer: Newcomer) -> None:
@@ -104,49 +156,62 @@ class Newcomers:
         """Close all of them."""
         for newcomer in list(self._silent.values()):
             self.close_silent(newcomer)
-        while (waiting := self._turns.take()) is not None:
-            self._close(waiting)
-        if self._round is not None:
-            self._round.cancel()
+        for line in self._lines.values():
+            while (waiting := line.waiting.take()) is not None:
+                self._close(waiting)
+            if line.turn is not None:
+                line.turn.cancel()
+        self._lines.clear()
+
+    def _looked_at(self, newcomer: Newcomer) -> Newcomer | None:
+        """Look at what a client has sent; None: it has left."""
+        first_bytes = _peek(newcomer.sock, 1 if self._accounts is None else FIRST_BYTES)
+        if first_bytes is None:
+            return newcomer
+        if not first_bytes:
+            return None
+        account = None if self._accounts is None else self._accounts.classify(first_bytes, newcomer.place.address)
+        return newcomer._replace(has_spoken=True, account=account)
 
     def _await_bytes(self, newcomer: Newcomer) -> None:
         self._silent[newcomer.sock] = newcomer
         asyncio.get_running_loop().add_reader(newcomer.sock, self._on_bytes, newcomer)
 
     def _on_bytes(self, newcomer: Newcomer) -> None:
-        """A silent client sent something or left: its turn will show which."""
-        self._forget(newcomer)
-        self._await_turn(newcomer)
+        """A silent client sent something or left."""
+        if (seen := self._looked_at(newcomer)) is None:
+            self.close_silent(newcomer)
+        elif seen.has_spoken:
+            self._forget(newcomer)
+            owner = None if seen.account is None else seen.account.name
+            self._await_turn(seen._replace(place=self._book.move(seen.place, owner)))
 
     def _await_turn(self, newcomer: Newcomer) -> None:
-        owner = newcomer.address
-        if self._classify is not None:
-            newcomer = replace(newcomer, account=self._classify(_first_bytes(newcomer.sock), newcomer.address))
-            assert newcomer.account is not None
-            owner = f"{newcomer.account.name} {newcomer.address}"
-        self._turns.add(owner, newcomer)
-        self._keep_round()
+        line = self._lines.get(newcomer.account)
+        if line is None:
+            line = self._lines[newcomer.account] = _Line(newcomer.account)
+        line.waiting.add(newcomer.place.address, newcomer)
+        if line.turn is None:
+            self._keep_turn(newcomer.account, line)
 
-    def _keep_round(self) -> None:
-        if self._round is None:
-            self._round = asyncio.get_running_loop().call_soon(self._begin_some)
+    def _keep_turn(self, account: LoopAccount | None, line: _Line) -> None:
+        line.turn = asyncio.get_running_loop().call_soon(self._begin_some, account, line, context=line.context)
 
-    def _begin_some(self) -> None:
-        self._round = None
+    def _begin_some(self, account: LoopAccount | None, line: _Line) -> None:
+        line.turn = None
         begun = 0
-        for _ in range(LOOKS_A_ROUND):
-            if begun == self._begins_a_round or (newcomer := self._turns.take()) is None:
+        for _ in range(self._looks):
+            if begun == self._begins or (newcomer := line.waiting.take()) is None:
                 break
-            match _look(newcomer.sock):
-                case _Client.SPOKE:
-                    begun += 1
-                    self._begin(newcomer)
-                case _Client.LEFT:
-                    self._close(newcomer)
-                case _Client.SILENT:
-                    self._await_bytes(newcomer)
-        if self._turns:
-            self._keep_round()
+            if _peek(newcomer.sock, 1) == b"":
+                self._close(newcomer)
+            else:
+                begun += 1
+                self._begin(newcomer)
+        if line.waiting:
+            self._keep_turn(account, line)
+        else:
+            del self._lines[account]
 
     def _forget(self, newcomer: Newcomer) -> None:
         """Stop watching a silent connection."""
@@ -158,21 +223,16 @@ class Newcomers:
         self._left(newcomer)
 
 
-def _first_bytes(sock: socket.socket) -> bytes:
-    """Return what a client has sent so far without taking it."""
+def _peek(sock: socket.socket, count: int) -> bytes | None:
+    """Return what a client has sent so far without taking it; None: nothing yet. Nothing at all: it has left.
+
+    A reset is seen once: looking takes the error.
+    """
     try:
-        return sock.recv(FIRST_BYTES, socket.MSG_PEEK)
+        first_bytes = sock.recv(count, socket.MSG_PEEK)
+        # What a client has sent before its reset can still be read.
+        return b"" if first_bytes and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) else first_bytes
+    except (BlockingIOError, InterruptedError):
+        return None
     except OSError:
         return b""
-
-
-def _look(sock: socket.socket) -> _Client:
-    """Look at what a client has sent without taking it. A reset is seen once: looking takes the error."""
-    try:
-        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # reset; what it sent before could still be read
-            return _Client.LEFT
-        return _Client.SPOKE if sock.recv(1, socket.MSG_PEEK) else _Client.LEFT
-    except (BlockingIOError, InterruptedError):
-        return _Client.SILENT
-    except OSError:
-        return _Client.LEFT

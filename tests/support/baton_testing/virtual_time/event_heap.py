@@ -18,6 +18,11 @@ class EventHeap:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
+    @property
+    def next_s(self) -> float:
+        """When the next call is due; infinity: none is."""
+        return self._heap[0][0] if self._heap else float("inf")
+
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         self._count += 1
         heapq.heappush(self._heap, (self.now + max(0.0, delay_s), self._count, call))
