@@ -22,6 +22,7 @@ from baton_gateway.reporting.metrics import GatewayMetrics, route_name
 from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.accounting import answer_lengths, count_backlog, count_end, count_prompt
 from baton_gateway.requests.admission import Admission, Verdict
+from baton_gateway.requests.batch_slack import batch_slack
 from baton_gateway.requests.deliveries import ArrivedEntry, Deliveries
 from baton_gateway.requests.held_runs import HeldRuns
 from baton_gateway.requests.ledger_keeping import close_entry, note_device_time, note_end, note_first, open_entry
@@ -111,7 +112,7 @@ class Relay:
         self._loads = ModelLoads(table, admission)
         self.prompts = PromptBuilder(table, templates, metrics, self._dice)
         self.held = HeldRuns(table, self)
-        self.worker_reported = self.held.release_ready
+        admission.slack = lambda: batch_slack(table.views(), len(self.held))
         self._loop = asyncio.get_running_loop()
         self._by_ticket: dict[int, LiveRequest] = {}
         self._by_run: dict[bytes, LiveRequest] = {}
@@ -229,6 +230,10 @@ class Relay:
             await self._idle.wait()
 
     # From the workers -------------------------------------------------------------------------------------------------
+
+    def worker_reported(self) -> None:
+        self.held.release_ready()
+        self._admit(self._admission.start_batches())
 
     def worker_flipped(self) -> None:
         self.on_workers_changed()
