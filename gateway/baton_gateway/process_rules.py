@@ -92,9 +92,13 @@ def open_batch_desk(settings: Settings, metrics: GatewayMetrics) -> BatchDesk | 
     """Open the folder of files and batches. Raises SettingsError where it cannot be used."""
     if settings.batch_folder is None:
         return None
-    bounds = FileBounds(settings.batch_file_mib << 20, settings.batch_tenant_mib << 20, settings.batch_tenant_files)
     try:
-        return BatchDesk(settings.batch_folder, bounds, settings.batch_concurrency, metrics)
+        return BatchDesk(settings.batch_folder, batch_bounds(settings), settings.batch_concurrency, metrics)
     except OSError as error:
         message = f"--batch-folder: {error.filename or settings.batch_folder}: {error.strerror or error}"
         raise SettingsError(message) from error
+
+
+def batch_bounds(settings: Settings) -> FileBounds:
+    """The bounds of each tenant's files."""
+    return FileBounds(settings.batch_file_mib << 20, settings.batch_tenant_mib << 20, settings.batch_tenant_files)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton_operator.kube.custom_resources import is_class
+from baton_operator.objects.batch_settings import parse_batch_settings
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.fetch_settings import parse_fetch_settings
 from baton_operator.objects.network_settings import DNS_PORT, NetworkSettings, WorkloadPolicies, parse_rules
@@ -135,6 +136,7 @@ def parse(argv: list[str]) -> Settings:
             monitoring_interval=_interval(given.monitoring_interval),
             metrics_compat=given.metrics_compat,
             ledger=given.ledger,
+            batches=parse_batch_settings(given.batches),
             llmd_labels=given.llmd_labels,
             inference_pool=given.inference_pool,
             route_timeouts=not given.no_route_timeouts,
@@ -194,6 +196,12 @@ def _add_installation_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--monitoring-interval", default="15s", help="time between two reads of a Pod's metrics")
     parser.add_argument("--ledger", choices=("stdout",), default="", help="have gateways write what requests use there")
+    parser.add_argument(
+        "--batches",
+        default="{}",
+        metavar="JSON",
+        help="claim in which gateways keep files and batches, and its bounds: docs/batches.md",
+    )
     parser.add_argument("--metrics-compat", choices=("vllm",), default="", help="serve metrics under these names too")
     parser.add_argument("--llmd-labels", action="store_true", help="labels llm-d.ai/role and llm-d.ai/model on Pods")
     parser.add_argument(

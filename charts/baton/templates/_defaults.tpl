@@ -33,6 +33,7 @@ networkPolicy:
   additionalEgress: []
 monitoring: {namespace: "", podMonitor: false, prometheusRule: false, labels: {}, interval: "", dashboards: {enabled: false, labels: {grafana_dashboard: "1"}}}
 serviceMonitor: {enabled: false}
+batches: {claimName: "", namespaces: [], concurrency: 64, maxFileSize: 512Mi, maxTenantSize: 10Gi, maxTenantFiles: 1000}
 ledger: ""
 metricsCompat: ""
 llmdLabels: false

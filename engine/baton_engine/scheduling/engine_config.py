@@ -51,6 +51,8 @@ class EngineConfig:
     all."""
     one_step_ahead: bool = True
     """Plan the next step while the last one is still running (see `Stepper`)."""
+    devices: int = 1
+    """Devices that each step takes: the ranks of the worker."""
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_tokens", "max_slots", "max_step_tokens", "max_waiting"):

@@ -51,6 +51,8 @@ class Drawn:
     finish: Finish | None
     cached_tokens: int | None = None
     """Prompt tokens that the prefix cache had; set with the first token if the prompt was computed here."""
+    device_s: float | None = None
+    """The request's share of the time of steps so far; set now and then, and with the last tokens of a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class PromptEncoded:
     key: RequestKey
     values: bytes
     """float32 (`pack_floats`)."""
+    device_s: float | None = None
+    """The request's share of the time of steps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,14 @@ from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Finish, Reason
 from baton_wire.rules.prefix_digests import block_digest
 
+DEVICE_TIME_TOKENS = 16
+"""A request's share of the time of steps is reported with the first two tokens of this many, because a decode worker
+draws the second one first, and with the last token of a choice."""
+
 
 def read_result(state: EngineState, result: StepResult) -> None:
-    """Take the result of the oldest launched step. Raises RuntimeError when it is another step's."""
+    """Take the result of the oldest launched step. Its requests share its time by the tokens that it computed for them.
+    Raises RuntimeError when it is another step's."""
     launched = state.in_flight[0] if state.in_flight else None
     if launched is None or launched.step != result.step:
         raise RuntimeError(f"result of step {result.step}, expected {launched and launched.step}")
@@ -31,12 +36,16 @@ def read_result(state: EngineState, result: StepResult) -> None:
     state.slots.collect(result.step)
     prompt_tokens = sum(chunk.end - chunk.start for chunk in launched.chunks)
     state.pieces.observe(len(launched.rows), prompt_tokens, result.duration_s)
+    token_s = state.config.devices * result.duration_s / max(1, len(launched.rows) + prompt_tokens)
     for chunk in launched.chunks:
         if chunk.end > chunk.start:
+            chunk.prefix.request.device_s += token_s * (chunk.end - chunk.start)
             _advance_prefix(state, chunk)
     _report_prompts(state, launched, result)
     for tokens in result.tokens:
         sequence = _sequence_at(launched, tokens.slot)
+        if tokens.slot in launched.rows:
+            sequence.request.device_s += token_s
         if sequence.stage is not SequenceStage.DONE:  # else a surplus row: the sequence has ended meanwhile
             _receive(state, sequence, tokens)
     for failure in result.failures:
@@ -60,7 +69,7 @@ def _report_prompts(state: EngineState, launched: LaunchedStep, result: StepResu
     for encoded in result.encoded:
         request = launched.chunks[encoded.chunk].prefix.request
         if request.live:  # else it was cancelled meanwhile
-            state.events.append(PromptEncoded(request.key, encoded.values))
+            state.events.append(PromptEncoded(request.key, encoded.values, request.device_s))
             drop_request(state, request)
 
 
@@ -110,7 +119,10 @@ def _receive(state: EngineState, sequence: Sequence, tokens: SlotTokens) -> None
     elif index + 1 >= sequence.limit:
         finish = Finish.LENGTH
     cached = request.cached_tokens if index == 0 else None
-    state.events.append(Drawn(spec.key, sequence.choice, index, tokens.ids, tokens.logprobs, finish, cached))
+    is_due = finish is not None or index % DEVICE_TIME_TOKENS <= 1
+    device_s = request.device_s if is_due else None
+    drawn = Drawn(spec.key, sequence.choice, index, tokens.ids, tokens.logprobs, finish, cached, device_s)
+    state.events.append(drawn)
     if spec.hold:
         logprob = tokens.logprobs[0] if tokens.logprobs else None
         request.first_tokens.append(FirstToken(sequence.choice, token, logprob, finish))

@@ -195,6 +195,8 @@ class Request:
     held_blocks: int = 0
     """Blocks that count against the share for ungranted KV."""
     reported_position: int | None = None
+    device_s: float = 0.0
+    """Its share of the time of steps, on all devices."""
 
     @property
     def key(self) -> RequestKey:

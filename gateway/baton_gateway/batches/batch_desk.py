@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import time
@@ -35,6 +36,8 @@ MAX_RUNS: Final = 32
 MAX_OF_TENANT: Final = 2
 """Batches of one tenant at work in one process."""
 MAX_LINES: Final = 200_000
+NEVER_USABLE: Final = (errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM)
+"""Errors of a folder that was given wrongly. With another one the process starts, since it has requests to serve."""
 
 
 class BatchMetrics(Protocol):
@@ -58,8 +61,14 @@ class BatchDesk:
         metrics: BatchMetrics,
         most_lines: int = MAX_LINES,
     ) -> None:
-        """Raises OSError where the folder cannot be used."""
-        check_batch_folder(root)
+        """Raises OSError where the folder can never be used. One whose disk is full or fails for now is tried again."""
+        self._root, self._is_ready = root, False
+        try:
+            self._make_ready()
+        except OSError as error:
+            if error.errno in NEVER_USABLE:
+                raise
+            _log.error("files and batches cannot be used yet: %s: %s", error.filename or root, error.strerror or error)
         self.files = FileStore(root, bounds)
         self.store = BatchStore(root, self.files)
         self._metrics = metrics
@@ -108,6 +117,7 @@ class BatchDesk:
     async def _look(self, parts: RunParts) -> None:
         """Take the batches that have no owner. Raises OSError."""
         now = asyncio.get_running_loop().time()
+        await asyncio.to_thread(self._make_ready)
         active = await asyncio.to_thread(self.store.active)
         self._not_before = {batch: at_s for batch, at_s in self._not_before.items() if at_s > now}
         free = [batch for batch in active if batch not in self._tasks and batch not in self._not_before]
@@ -119,6 +129,12 @@ class BatchDesk:
         if now - self._swept_s >= SWEEP_S:
             self._swept_s = now
             await asyncio.to_thread(self.store.sweep, time.time())
+
+    def _make_ready(self) -> None:
+        """Make the folder, once. Blocks. Raises OSError."""
+        if not self._is_ready:
+            check_batch_folder(self._root)
+            self._is_ready = True
 
     def _claim(self, batch: ActiveBatch) -> int | None:
         """Become the owner of a batch. Blocks. Raises OSError."""

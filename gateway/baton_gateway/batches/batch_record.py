@@ -17,6 +17,8 @@ import msgspec
 
 WINDOW: Final = "24h"
 WINDOW_S: Final = 86_400
+KEPT_S: Final = 30 * 86_400
+"""How long a file is kept where its creation names no other time, and the record of a batch after its end."""
 MAX_SHOWN_ERRORS: Final = 100
 """The most errors of an input file that a failed batch lists."""
 
@@ -75,6 +77,8 @@ class BatchRecord(msgspec.Struct, frozen=True):
     ended_at: int | None = None
     has_output: bool = False
     has_errors: bool = False
+    output_kept_s: int = KEPT_S
+    """How long its files of answers are kept after they were made."""
 
 
 def begin(record: BatchRecord, total: int, now: int) -> BatchRecord:

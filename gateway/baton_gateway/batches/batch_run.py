@@ -21,7 +21,7 @@ from baton_gateway.batches import batch_record
 from baton_gateway.batches.answer_journal import AnswerJournal
 from baton_gateway.batches.batch_record import BatchProblem, BatchRecord, BatchStatus
 from baton_gateway.batches.batch_store import BatchFolder
-from baton_gateway.batches.file_store import KEPT_S, FileStore, StoredFile, is_published, publish
+from baton_gateway.batches.file_store import FileStore, StoredFile, is_published, publish
 from baton_gateway.batches.folder import TenantFolder
 from baton_gateway.batches.input_check import check_input
 from baton_gateway.batches.lines import BatchLine, answer_line, read_checked_lines, unanswered_line
@@ -248,7 +248,7 @@ class OwnedBatch:
             is_written = source.exists() and source.stat().st_size > 0
             if is_written or is_published(self._folder, file_id):
                 now = self._now()
-                file = StoredFile(file_id, f"{record.id}_{name}.jsonl", 0, ANSWERS, now, now + KEPT_S)
+                file = StoredFile(file_id, f"{record.id}_{name}.jsonl", 0, ANSWERS, now, now + record.output_kept_s)
                 publish(self._folder, source, file)
                 has.append(True)
             else:

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from baton_gateway.batches.batch_record import WINDOW_S, BatchProblem, BatchRecord, BatchWish, shown_status
-from baton_gateway.batches.file_store import KEPT_S, FileStore
+from baton_gateway.batches.batch_record import KEPT_S, WINDOW_S, BatchProblem, BatchRecord, BatchWish, shown_status
+from baton_gateway.batches.file_store import FileStore
 from baton_gateway.batches.folder import (
     BATCH_ID,
     active_folder,
@@ -58,6 +58,8 @@ class BatchPlan:
     endpoint: str
     input_file_id: str
     metadata: dict[str, str] | None = None
+    output_kept_s: int = KEPT_S
+    """How long its files of answers are kept."""
 
 
 class BatchFolder:
@@ -147,6 +149,7 @@ class BatchStore:
                 now,
                 now + WINDOW_S,
                 plan.metadata,
+                output_kept_s=plan.output_kept_s,
             )
             batch = self.folder(ActiveBatch(folder.key, record.id))
             entry = active_folder(self.root) / ActiveBatch(folder.key, record.id).entry

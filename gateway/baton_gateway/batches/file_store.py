@@ -12,14 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
-from baton_gateway.batches.folder import FILE_ID, TenantFolder, new_file_id, write_whole
+from baton_gateway.batches.folder import FILE_ID, TenantFolder, hold_lock, new_file_id, try_lock, write_whole
 from baton_gateway.batches.refusals import file_not_found, quota_exceeded
 from baton_gateway.errors import RefusedError
 
-KEPT_S: Final = 30 * 86_400
-"""How long a file is kept where its upload names no other time."""
 STALE_UPLOAD_S: Final = 3_600.0
-"""An upload whose bytes stopped coming this long ago is removed, and so is what a kill left of a file."""
+"""What a kill left of an upload or of a file is removed once it is this old."""
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -67,6 +65,7 @@ class Upload:
         self._folder = folder
         self._path: Path | None = folder.uploads / self.id
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        hold_lock(self._descriptor)  # else a step of the clock would make it look as if its process were gone
 
     def write(self, content: bytes) -> None:
         """Append bytes. Raises OSError."""
@@ -158,7 +157,10 @@ class FileStore:
                     if file is not None and file.expires_at <= now_s:
                         _unlink(path / "files", file.id)
             for entry in _entries(path / "uploads"):
-                _unlink_stale(entry, now_s)
+                lock = try_lock(Path(entry.path))
+                if lock is not None:
+                    _unlink_stale(entry, now_s)
+                    os.close(lock)
 
 
 def publish(folder: TenantFolder, source: Path, file: StoredFile) -> None:

@@ -100,6 +100,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def hold_lock(descriptor: int) -> None:
+    """Lock a file that this process has just made, until the descriptor is closed. Raises OSError."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
 def try_lock(path: Path) -> int | None:
     """Lock a file and return its descriptor, which holds the lock until it is closed; None: another process has it, or
     the file is gone. Raises OSError."""

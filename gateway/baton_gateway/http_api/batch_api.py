@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from baton_gateway.batches.batch_desk import BatchDesk
-from baton_gateway.batches.batch_record import WINDOW, batch_object
+from baton_gateway.batches.batch_record import KEPT_S, WINDOW, batch_object
 from baton_gateway.batches.batch_store import BatchPlan, page_of
 from baton_gateway.batches.lines import URLS
 from baton_gateway.batches.refusals import storage_full, too_many_uploads
@@ -23,7 +23,7 @@ from baton_gateway.http_api.access_log import EXCHANGE
 from baton_gateway.http_api.endpoints import HttpEndpoint
 from baton_gateway.http_api.lookups import JSON, SERVER
 from baton_gateway.http_api.request_body import RequestBody
-from baton_gateway.http_api.upload_body import read_upload
+from baton_gateway.http_api.upload_body import LEAST_KEPT_S, MOST_KEPT_S, read_upload
 from baton_gateway.openai_api.openai_fields import Fields, UnknownFields, wrong_type
 from baton_gateway.openai_api.streaming_writer import STALL_S
 from baton_gateway.requests.tenant import Tenant
@@ -199,8 +199,25 @@ def parse_batch(raw: dict[str, Any], unknown: UnknownFields) -> tuple[BatchPlan,
         raise wrong_type("input_file_id", "a string")
     if fields.require("completion_window") != WINDOW:
         raise invalid("completion_window", f"'completion_window' must be {WINDOW}.")
-    metadata = _metadata(fields.take("metadata"))
-    return BatchPlan(endpoint, file_id, metadata), fields.end(unknown)
+    metadata, kept_s = _metadata(fields.take("metadata")), _output_kept_s(fields.take("output_expires_after"))
+    return BatchPlan(endpoint, file_id, metadata, kept_s), fields.end(unknown)
+
+
+def _output_kept_s(value: Any) -> int:
+    """How long files of answers are kept. Raises RefusedError."""
+    if value is None:
+        return KEPT_S
+    if not isinstance(value, dict):
+        raise wrong_type("output_expires_after", "an object")
+    fields = Fields(value, "output_expires_after.")
+    if fields.require("anchor") != "created_at":
+        raise invalid("output_expires_after.anchor", "'output_expires_after.anchor' must be created_at.")
+    seconds = fields.require("seconds")
+    if not isinstance(seconds, int) or isinstance(seconds, bool) or not LEAST_KEPT_S <= seconds <= MOST_KEPT_S:
+        message = f"'output_expires_after.seconds' must be between {LEAST_KEPT_S} and {MOST_KEPT_S}."
+        raise invalid("output_expires_after.seconds", message, "out_of_range")
+    fields.end(UnknownFields.REFUSE)
+    return seconds
 
 
 def _metadata(value: Any) -> dict[str, str] | None:

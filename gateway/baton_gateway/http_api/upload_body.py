@@ -13,7 +13,8 @@ from typing import Final
 
 from aiohttp import BodyPartReader, HttpVersion11, web
 
-from baton_gateway.batches.file_store import KEPT_S, Upload
+from baton_gateway.batches.batch_record import KEPT_S
+from baton_gateway.batches.file_store import Upload
 from baton_gateway.batches.lines import MAX_LINE_BYTES
 from baton_gateway.batches.refusals import file_too_large, line_too_long
 from baton_gateway.errors import RefusedError, invalid

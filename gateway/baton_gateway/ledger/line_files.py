@@ -27,6 +27,7 @@ from baton_wire.ledger_line import (
     encode_line,
     time_text,
 )
+from baton_wire.messages.values import Role
 
 _log = logging.getLogger("baton.gateway.ledger")
 ROTATED_BYTES = 64 << 20
@@ -207,6 +208,11 @@ def closed_ids(tail: bytes) -> set[str]:
     return ids
 
 
+def _known_seconds(slot: LeftSlot) -> dict[str, float] | None:
+    by_pool = {Role.PREFILL.value: slot.prefill_s, Role.DECODE.value: slot.decode_s}
+    return {pool: seconds for pool, seconds in by_pool.items() if seconds is not None} or None
+
+
 def closing_lines(left: list[LeftSlot], written: set[str]) -> Iterator[bytes]:
     """The closing lines of left slots that are not among the written ones. Pure."""
     for slot in left:
@@ -222,6 +228,7 @@ def closing_lines(left: list[LeftSlot], written: set[str]) -> Iterator[bytes]:
                 event=LineEvent.CLOSED,
                 output_tokens=slot.output_tokens,
                 cached_tokens=slot.cached_tokens,
+                accelerator_seconds=_known_seconds(slot),
                 status=INTERRUPTED,
                 interrupted=True,
             )

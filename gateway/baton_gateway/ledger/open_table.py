@@ -28,7 +28,10 @@ SLOT_BYTES = 2_048
 _MAGIC = b"baton-ledger-1\0\0"
 _WORD = 8
 _WORDS = SLOT_BYTES // _WORD
-_STATE, _OUTPUT, _CACHED, _OPENED_BYTES, _CLOSED_BYTES = range(5)
+_STATE, _OUTPUT, _CACHED, _OPENED_BYTES, _CLOSED_BYTES, _DEVICES = range(6)
+_DEVICE_UNIT_S = 1e-5
+_MOST_UNITS = (1 << 32) - 2
+"""The greatest time of devices in a slot: 11 hours."""
 _OPENED_AT = 48
 _CLOSED_AT = _OPENED_AT + MAX_LINE_BYTES
 
@@ -51,6 +54,9 @@ class LeftSlot:
     closed: bytes
     output_tokens: int
     cached_tokens: int | None
+    prefill_s: float | None = None
+    """The time that devices of prefill workers spent, as far as it was reported; None: it is not known."""
+    decode_s: float | None = None
 
 
 class OpenTable:
@@ -88,7 +94,7 @@ class OpenTable:
         at, words = slot * SLOT_BYTES + _OPENED_AT, slot * _WORDS
         self._memory[at : at + len(opened)] = opened
         self._words[words + _OPENED_BYTES] = len(opened)
-        self._words[words + _OUTPUT] = self._words[words + _CACHED] = 0
+        self._words[words + _OUTPUT] = self._words[words + _CACHED] = self._words[words + _DEVICES] = 0
         self._words[words + _STATE] = EntryState.OPEN
         return slot
 
@@ -99,6 +105,10 @@ class OpenTable:
     def note_cached(self, slot: int, tokens: int) -> None:
         """Note how many input tokens were cached."""
         self._words[slot * _WORDS + _CACHED] = tokens + 1
+
+    def note_devices(self, slot: int, prefill_s: float | None, decode_s: float | None) -> None:
+        """Note the time that devices spent so far: both in one word, so that a kill leaves no half of it."""
+        self._words[slot * _WORDS + _DEVICES] = _units(prefill_s) << 32 | _units(decode_s)
 
     def finish(self, slot: int, closed: bytes) -> None:
         """Put the closing line into the slot."""
@@ -126,6 +136,14 @@ class OpenTable:
             if is_empty and self.path is not None:
                 self.path.unlink(missing_ok=True)
             os.close(self._descriptor)
+
+
+def _units(seconds: float | None) -> int:
+    return 0 if seconds is None else 1 + min(_MOST_UNITS, round(seconds / _DEVICE_UNIT_S))
+
+
+def _seconds(units: int) -> float | None:
+    return round((units - 1) * _DEVICE_UNIT_S, 5) if units else None
 
 
 def _allocate(descriptor: int, size: int) -> None:
@@ -162,9 +180,10 @@ def left_slots(descriptor: int) -> Iterator[LeftSlot]:
         return
     for at in range(SLOT_BYTES, size - SLOT_BYTES + 1, SLOT_BYTES):
         slot = os.pread(descriptor, SLOT_BYTES, at)
-        state, output, cached, opened_bytes, closed_bytes = struct.unpack_from("=5Q", slot)
+        state, output, cached, opened_bytes, closed_bytes, devices = struct.unpack_from("=6Q", slot)
         if state not in (EntryState.OPEN, EntryState.CLOSED):
             continue
         opened = slot[_OPENED_AT : _OPENED_AT + min(opened_bytes, MAX_LINE_BYTES)]
         closed = slot[_CLOSED_AT : _CLOSED_AT + min(closed_bytes, MAX_LINE_BYTES)]
-        yield LeftSlot(EntryState(state), opened, closed, output, cached - 1 if cached else None)
+        prefill_s, decode_s = _seconds(devices >> 32), _seconds(devices & 0xFFFF_FFFF)
+        yield LeftSlot(EntryState(state), opened, closed, output, cached - 1 if cached else None, prefill_s, decode_s)

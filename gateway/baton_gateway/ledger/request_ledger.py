@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from baton_gateway.ledger.line_files import LineFile, append_left, claim_place, 
 from baton_gateway.ledger.open_table import LeftSlot, OpenTable
 from baton_gateway.reporting.outcome import LedgerResult
 from baton_wire.ledger_line import LINES_SUFFIX, LedgerLine, LineEvent, encode_line, time_text
+from baton_wire.messages.values import Role
 
 _log = logging.getLogger("baton.gateway.ledger")
 STOP_S = 10.0
@@ -58,6 +59,8 @@ class Closing:
     output_tokens: int
     """Tokens that were handed to the client's connection."""
     generated_tokens: int
+    accelerator_seconds: dict[str, float] | None = None
+    """By pool."""
 
 
 class LedgerEntry:
@@ -75,6 +78,10 @@ class LedgerEntry:
     def note_cached(self, tokens: int) -> None:
         """Note how many input tokens were cached."""
         self._ledger.table.note_cached(self._slot, tokens)
+
+    def note_devices(self, seconds: Mapping[Role, float]) -> None:
+        """Note the time that devices spent on it so far, by pool."""
+        self._ledger.table.note_devices(self._slot, seconds.get(Role.PREFILL), seconds.get(Role.DECODE))
 
     def close(self, closing: Closing) -> None:
         """Close the entry. Called once, when the client has the whole answer or is gone."""
@@ -142,6 +149,7 @@ class RequestLedger:
             cached_tokens=closing.cached_tokens,
             output_tokens=closing.output_tokens,
             generated_tokens=None if generated == closing.output_tokens else generated,
+            accelerator_seconds=closing.accelerator_seconds,
             status=closing.status,
             code=closing.code,
         )

@@ -12,7 +12,8 @@ tenant with the most.
 
 Classes and sessions order a tenant's own requests (`waiting_line`); between tenants weights decide, whatever class a
 request names. The batch class alone goes after all tenants' other requests: it begins where none of them waits for
-room, takes no spare room, has few requests on their way to workers, and is evicted first.
+room and workers have slack (`batch_slack`), takes no spare room, has few requests on their way to workers, and is
+evicted first.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
+from baton_gateway.requests.batch_slack import BatchSlack
 from baton_gateway.requests.fair_eviction import RoomClaim, select_evictions
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.tenant_queue import TenantQueue
@@ -76,6 +78,8 @@ class Admission:
         self._virtual = [0.0, 0.0]
         self._on_the_way: dict[int, int] = {}
         """Sequences of the batch class that were admitted and are not at a worker, by ticket."""
+        self.slack: Callable[[], BatchSlack | None] = lambda: None
+        """The slack of the workers for the batch class; None: it is not known, and bounds nothing."""
 
     def reconfigure(self, limits: AdmissionLimits) -> None:
         """Apply other limits; requests that are in already stay."""
@@ -237,7 +241,14 @@ class Admission:
         effort, is_batch = (1, False) if running is None else (running.effort, running.is_batch)
         if queue is None or not queue.may_run(sequences) or not self._has_room(queue, sequences * effort, is_batch):
             return False
-        return not is_batch or all(other.first().place.is_batch for other in self._ready())
+        return not is_batch or (
+            self._has_slack(sequences) and all(other.first().place.is_batch for other in self._ready())
+        )
+
+    def start_batches(self) -> list[int]:
+        """Workers may have slack by now. Returns the tickets of the batch class whose turn it is."""
+        is_waiting = any(queue.waiting.batch_sequences for queue in self._queues.values())
+        return self._start_waiting() if is_waiting else []
 
     def set_running(self, ticket: int, sequences: int) -> list[int]:
         """Set how many of a request's sequences are running. Returns the tickets whose turn it now is."""
@@ -323,9 +334,17 @@ class Admission:
     def _has_room_for(self, queue: TenantQueue, request: WaitingRequest) -> bool:
         """Return whether the process has room for a request's first run."""
         is_batch = request.place.is_batch
-        if is_batch and self._on_the_way and sum(self._on_the_way.values()) + request.at_once > BATCH_ON_THE_WAY:
+        if is_batch and not self._has_slack(request.at_once):
             return False
         return self._has_room(queue, request.at_once * request.effort, is_batch)
+
+    def _has_slack(self, sequences: int) -> bool:
+        """Return whether the workers have slack for this many more sequences of the batch class."""
+        on_the_way = sum(self._on_the_way.values())
+        if on_the_way and on_the_way + sequences > BATCH_ON_THE_WAY:
+            return False
+        slack = self.slack()
+        return slack is None or on_the_way + min(sequences, slack.most) <= slack.now
 
     def _has_room(self, queue: TenantQueue, room: int, is_batch: bool) -> bool:
         limit = self._limits.max_running

@@ -8,8 +8,12 @@ from baton_gateway.ledger.request_ledger import Closing, Opening, RequestLedger
 from baton_gateway.openai_api.response_encoding import Usage
 from baton_gateway.openai_api.streaming_writer import StreamingWriter
 from baton_gateway.reporting.outcome import Outcome
+from baton_gateway.requests.device_times import pool_seconds
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.record_keeping import operation_of
+from baton_gateway.workers.linked_workers import LinkedWorker
+from baton_wire.messages.encoding import EncodedPrompt
+from baton_wire.messages.values import TokenEntry
 
 
 def open_entry(ledger: RequestLedger, live: LiveRequest) -> Problem | None:
@@ -29,6 +33,15 @@ def note_first(live: LiveRequest) -> None:
     """Note what is known with the first token of a choice."""
     if live.entry is not None and (cached := live.life.cached_tokens()) is not None:
         live.entry.note_cached(cached)
+
+
+def note_device_time(live: LiveRequest, worker: LinkedWorker | None, message: TokenEntry | EncodedPrompt) -> None:
+    """Note the time that a worker's devices spent on a request so far."""
+    if live.entry is None or worker is None or message.device_s is None:
+        return
+    if 1 <= message.attempt <= live.life.attempt_of(message.request):
+        live.device_times.note(message.request, message.attempt, worker.role, message.device_s)
+        live.entry.note_devices(live.device_times.by_role())
 
 
 def note_end(live: LiveRequest, outcome: Outcome, usage: Usage) -> None:
@@ -54,6 +67,7 @@ def close_entry(live: LiveRequest) -> None:
             cached_tokens=usage.cached_tokens,
             output_tokens=delivered,
             generated_tokens=usage.completion_tokens,
+            accelerator_seconds=dict(pool_seconds(live.device_times.by_role())) or None,
         )
     )
     live.entry = None

@@ -21,6 +21,7 @@ from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.openai_api.response_encoding import Usage
 from baton_gateway.records.trail import Moment, Trail
 from baton_gateway.reporting.metrics import RequestTimes
+from baton_gateway.requests.device_times import DeviceTimes
 from baton_gateway.requests.encode_plan import EncodePlan
 from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.preparing import PromptRules, begin_choice_texts
@@ -120,6 +121,8 @@ class LiveRequest:
     """Its entry in the ledger, from its first attempt until its client has the answer; None: it has none."""
     usage: Usage | None = None
     """Its usage, once it has ended."""
+    device_times: DeviceTimes = field(default_factory=DeviceTimes)
+    """The time that workers' devices spent on it, if it has an entry in the ledger."""
     slow_gap_s: float = math.inf
     """Longer gaps between its tokens are noted."""
     parse_plan: ParsePlan | None = None

@@ -22,9 +22,10 @@ from baton_gateway.reporting.metrics import GatewayMetrics, route_name
 from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.accounting import answer_lengths, count_backlog, count_end, count_prompt
 from baton_gateway.requests.admission import Admission, Verdict
+from baton_gateway.requests.batch_slack import batch_slack
 from baton_gateway.requests.deliveries import ArrivedEntry, Deliveries
 from baton_gateway.requests.held_runs import HeldRuns
-from baton_gateway.requests.ledger_keeping import close_entry, note_end, note_first, open_entry
+from baton_gateway.requests.ledger_keeping import close_entry, note_device_time, note_end, note_first, open_entry
 from baton_gateway.requests.live_request import LiveRequest, RelayRules, answer_effort, log_failure, num_sequences
 from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.model_loads import ModelLoads
@@ -111,7 +112,7 @@ class Relay:
         self._loads = ModelLoads(table, admission)
         self.prompts = PromptBuilder(table, templates, metrics, self._dice)
         self.held = HeldRuns(table, self)
-        self.worker_reported = self.held.release_ready
+        admission.slack = lambda: batch_slack(table.views(), len(self.held))
         self._loop = asyncio.get_running_loop()
         self._by_ticket: dict[int, LiveRequest] = {}
         self._by_run: dict[bytes, LiveRequest] = {}
@@ -230,6 +231,10 @@ class Relay:
 
     # From the workers -------------------------------------------------------------------------------------------------
 
+    def worker_reported(self) -> None:
+        self.held.release_ready()
+        self._admit(self._admission.start_batches())
+
     def worker_flipped(self) -> None:
         self.on_workers_changed()
 
@@ -258,6 +263,8 @@ class Relay:
             if (live := self._by_run.get(entry.request)) is not None:
                 if entry.first_index == 0 or entry.finish is not None:
                     has_room |= self._sent.take(entry)
+                if entry.device_s is not None:
+                    note_device_time(live, self._table.get(epoch), entry)
                 if live.trail is not None and (live.trail.expected or entry.times is not None):
                     live.trail.arrived(self._loop.time(), entry.request, epoch, entry.times)
                 self._deliveries.add(live, epoch, entry)
@@ -292,6 +299,7 @@ class Relay:
     def encoded(self, epoch: bytes, message: EncodedPrompt) -> None:
         if (live := self._by_run.get(message.request)) is not None:
             self._sent.take_encoded(message.request)
+            note_device_time(live, self._table.get(epoch), message)
             self._feed(live, EncodedArrived(epoch, message))
             self.held.note_room()
 

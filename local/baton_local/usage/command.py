@@ -62,7 +62,7 @@ def as_text(sums: UsageSums) -> str:
     """The usage as a table with a total."""
     rows = [(*group, *dataclasses.astuple(usage)) for group, usage in sorted(sums.groups.items())]
     total = ("total", *[""] * (len(sums.by) - 1), *dataclasses.astuple(sums.total()))
-    header = [name.upper().replace("_", " ") for name in (*sums.by, *FIELDS)]
+    header = [name.replace("accelerator_seconds", "acc-s").upper().replace("_", " ") for name in (*sums.by, *FIELDS)]
     return "\n".join((table(header, [*rows, total]), *notes(sums)))
 
 

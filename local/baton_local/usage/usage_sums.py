@@ -46,6 +46,9 @@ class UsageSum:
     cached_tokens: int | None = None
     """None: no worker reported it."""
     output_tokens: int = 0
+    prefill_accelerator_seconds: float | None = None
+    """None: no prefill worker reported any."""
+    decode_accelerator_seconds: float | None = None
 
     def add(self, line: LedgerLine) -> None:
         """Add a request that has ended."""
@@ -57,6 +60,13 @@ class UsageSum:
         self.output_tokens += line.output_tokens or 0
         if line.cached_tokens is not None:
             self.cached_tokens = (self.cached_tokens or 0) + line.cached_tokens
+        if line.accelerator_seconds is not None:
+            self.prefill_accelerator_seconds = _plus(
+                self.prefill_accelerator_seconds, line.accelerator_seconds.get("prefill")
+            )
+            self.decode_accelerator_seconds = _plus(
+                self.decode_accelerator_seconds, line.accelerator_seconds.get("decode")
+            )
 
 
 @dataclass(slots=True)
@@ -108,7 +118,16 @@ class UsageSums:
             total.output_tokens += usage.output_tokens
             if usage.cached_tokens is not None:
                 total.cached_tokens = (total.cached_tokens or 0) + usage.cached_tokens
+            total.prefill_accelerator_seconds = _plus(
+                total.prefill_accelerator_seconds, usage.prefill_accelerator_seconds
+            )
+            total.decode_accelerator_seconds = _plus(total.decode_accelerator_seconds, usage.decode_accelerator_seconds)
         return total
+
+
+def _plus(sum_s: float | None, more_s: float | None) -> float | None:
+    """The sum of what is known; None: nothing is."""
+    return sum_s if more_s is None else round((sum_s or 0.0) + more_s, 6)
 
 
 def column_of(line: LedgerLine, column: str) -> str:

@@ -15,6 +15,7 @@ from baton_control.spec.pools import PoolSpec
 from baton_control.spec.resource_quantities import CPUS
 from baton_control.spec.served_model import CacheType
 from baton_control.worker_specs import Device, Site
+from baton_operator.objects.batch_settings import NO_BATCHES, BatchSettings
 from baton_operator.objects.fetch_settings import NO_SETTINGS, FetchSettings
 from baton_operator.objects.network_settings import DEFAULT_NETWORK, NetworkSettings
 from baton_operator.objects.pod_ids import DEFAULT_IDS, PodIds
@@ -64,6 +65,8 @@ class Platform:
     """`vllm`: gateways and workers serve metrics under vLLM's names too."""
     ledger: str = ""
     """`stdout`: gateways write what each request used to their standard output."""
+    batches: BatchSettings = NO_BATCHES
+    """The claim in which gateways keep files and batches."""
     json_logs: bool = False
     """True: gateways, workers and fetch Pods log JSON, as the operator does."""
     llmd_labels: bool = False

@@ -18,6 +18,7 @@ from baton_control.spec.placing import PlacementSpec
 from baton_control.spec.pools import PoolSpec
 from baton_control.worker_specs import WorkerSpec, gateway_spec, instance_arguments, pool_spec, worker_spec
 from baton_operator.kube.object_fields import Manifest
+from baton_operator.objects.batch_settings import BATCHES_PATH
 from baton_operator.objects.cluster import (
     ADMIN_ADDRESS,
     API_KEYS_PATH,
@@ -91,7 +92,7 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
     spec = gateway_spec(deployment, site_of(deployment, Role.GATEWAY, platform))
     tls, api_keys = deployment.spec.gateway.tls, deployment.spec.gateway.api_keys
     scheme = None if tls is None else "HTTPS"
-    container = _container(spec, platform, platform.gateway_image, None)
+    container = _container(deployment, spec, platform, platform.gateway_image, None)
     container |= {
         "resources": build_resources(deployment.spec.gateway.resources, cpu="250m", memory="512Mi", limit="4Gi"),
         "lifecycle": {"preStop": {"sleep": {"seconds": BEFORE_STOP_S}}},
@@ -107,6 +108,9 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
         _mount_secret(pod, "api-keys", api_keys.secret_name, API_KEYS_PATH)
     if deployment.spec.gateway.tenants:
         mount(pod, tenants_volume(), {"name": "tenants", "mountPath": TENANTS_PATH, "readOnly": True})
+    if platform.batches.serves(deployment.metadata.namespace):
+        claim: Manifest = {"claimName": platform.batches.claim_name}
+        mount(pod, {"name": "batches", "persistentVolumeClaim": claim}, {"name": "batches", "mountPath": BATCHES_PATH})
     labels_of_tools = _llmd_labels(deployment, spec.role, platform)
     metadata = _metadata(deployment, spec.role, None, labels_of_tools)
     return {"metadata": metadata, "spec": pod | _gateway_placement(deployment)}
@@ -123,7 +127,9 @@ def _worker_pod(
     role = (
         Role.PREFILL if spec.flips else spec.role
     )  # a flexible worker starts as prefill and is relabelled when it flips
-    container = _container(spec, platform, platform.worker_image, PAIR_PORT if "pair" in spec.ports else None, pool)
+    container = _container(
+        deployment, spec, platform, platform.worker_image, PAIR_PORT if "pair" in spec.ports else None, pool
+    )
     container |= {
         "resources": _resources(spec, pool),
         "startupProbe": _probe("live", period_s=2, failures=LOAD_S // 2),
@@ -160,7 +166,12 @@ def _metadata(
 
 
 def _container(
-    spec: WorkerSpec, platform: Platform, image: str, second_port: int | None, pool: PoolSpec | None = None
+    deployment: LLMDeployment,
+    spec: WorkerSpec,
+    platform: Platform,
+    image: str,
+    second_port: int | None,
+    pool: PoolSpec | None = None,
 ) -> Manifest:
     second = None if second_port is None else f"{ANY_ADDRESS}:{second_port}"
     if spec.role is Role.GATEWAY:
@@ -168,6 +179,8 @@ def _container(
     more = instance_arguments(spec.role, f"{ANY_ADDRESS}:{HTTP_PORT}", f"{RUN_PATH}/announce.json", second)
     if platform.metrics_compat:
         more = (*more, f"--metrics-compat={platform.metrics_compat}")
+    if spec.role is Role.GATEWAY and platform.batches.serves(deployment.metadata.namespace):
+        more = (*more, *platform.batches.arguments(deployment.metadata.name))
     if platform.ledger and spec.role is Role.GATEWAY:  # the volume of the folder outlives containers that are killed
         more = (*more, f"--ledger={LEDGER_PATH}", f"--ledger-lines={platform.ledger}")
     env = {"HOME": RUN_PATH, "TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **dict(spec.env)}

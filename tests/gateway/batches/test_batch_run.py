@@ -18,10 +18,10 @@ import pytest
 from baton_gateway.batches import batch_desk, batch_run
 from baton_gateway.batches.answer_journal import AnswerJournal
 from baton_gateway.batches.batch_desk import BatchDesk
-from baton_gateway.batches.batch_record import WINDOW_S, BatchRecord, BatchStatus, BatchWish, batch_object
+from baton_gateway.batches.batch_record import KEPT_S, WINDOW_S, BatchRecord, BatchStatus, BatchWish, batch_object
 from baton_gateway.batches.batch_run import LineAnswer
 from baton_gateway.batches.batch_store import BatchPlan
-from baton_gateway.batches.file_store import KEPT_S, FileBounds
+from baton_gateway.batches.file_store import FileBounds
 from baton_gateway.batches.lines import ANSWER_PREFIX, BatchLine
 from baton_testing.gateway.batch_client import line
 from baton_testing.gateway.gateway_process import until

@@ -10,9 +10,9 @@ import pytest
 
 from baton_gateway.batches.answer_journal import AnswerJournal
 from baton_gateway.batches.batch_desk import BatchDesk
-from baton_gateway.batches.batch_record import BatchRecord, BatchStatus
+from baton_gateway.batches.batch_record import KEPT_S, BatchRecord, BatchStatus
 from baton_gateway.batches.batch_store import MAX_ACTIVE, ActiveBatch, BatchPlan, BatchStore
-from baton_gateway.batches.file_store import KEPT_S, FileBounds, FileStore, StoredFile
+from baton_gateway.batches.file_store import FileBounds, FileStore, StoredFile
 from baton_gateway.batches.folder import check_batch_folder
 from baton_gateway.batches.lines import answer_line
 from baton_gateway.errors import RefusedError

@@ -15,6 +15,7 @@ from baton_gateway.ledger.line_files import LineFile, Rotation, append_left, cla
 from baton_gateway.ledger.open_table import OpenTable
 from baton_gateway.ledger.request_ledger import Closing, LedgerLines, Opening, RequestLedger, open_ledger
 from baton_wire.ledger_line import LedgerLine, LineEvent, decode_line
+from baton_wire.messages.values import Role
 
 OPENING = Opening("req-1", "acme", "tiny", "chat", "Standard", 7)
 NOON_S = 1_796_040_000.0
@@ -94,6 +95,33 @@ def test_a_request_that_was_open_is_closed_with_its_last_count(tmp_path: Path) -
     [line] = lines(tmp_path)
     assert (line.output_tokens, line.status, line.interrupted, line.input_tokens) == (5, "interrupted", True, 7)
     assert line.closed_at is None, "when it ended is not known"
+
+
+@pytest.mark.parametrize(
+    ("noted", "expected"),
+    [
+        ({}, None),
+        ({Role.PREFILL: 0.0}, {"prefill": 0.0}),
+        ({Role.DECODE: 2.5}, {"decode": 2.5}),
+        ({Role.PREFILL: 0.12345, Role.DECODE: 9.0}, {"prefill": 0.12345, "decode": 9.0}),
+        ({Role.DECODE: 1e9}, {"decode": 42949.67294}),
+    ],
+)
+def test_an_interrupted_request_has_the_time_of_devices_that_was_reported(
+    tmp_path: Path, noted: dict[Role, float], expected: dict[str, float] | None
+) -> None:
+    steps = Steps(tmp_path)
+    for seconds in ({Role.PREFILL: 77.0, Role.DECODE: 77.0}, noted):
+        opened = steps.ledger.open(OPENING)
+        assert opened is not None
+        opened.note_devices(seconds)
+        if seconds is not noted:
+            opened.close(closing(1))
+            steps.write()  # the next request may get the same slot
+    steps.kill()
+    restart(tmp_path)
+    left = [line for line in lines(tmp_path) if line.interrupted]
+    assert [line.accelerator_seconds for line in left] == [expected]
 
 
 def test_a_closed_request_whose_line_was_not_written_keeps_its_end(tmp_path: Path) -> None:

@@ -187,3 +187,41 @@ async def test_tokens_that_wait_for_the_connection_are_not_counted(
             await stream.read()
         [line] = await closed(gateway, folder, 1)
     assert (line.output_tokens, line.status) == (6, "finished")
+
+
+async def test_a_line_has_the_time_of_devices_by_pool_as_far_as_workers_report_it(
+    pool: FakePool, tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    folder = tmp_path / "ledger"
+    async with running_gateway(pool, f"--ledger={folder}") as gateway:
+        await ask(gateway, http, max_tokens=5)
+        for worker in pool.workers:
+            worker.device_s = 0.25 if worker.role is Role.DECODE else None
+        await ask(gateway, http, max_tokens=5)
+        for worker in pool.workers:
+            worker.device_s = 0.25 if worker.role is Role.DECODE else 0.5
+        await ask(gateway, http, max_tokens=5, n=2)
+        lines = await closed(gateway, folder, 3)
+    unknown, half, whole = (line.accelerator_seconds for line in lines)
+    assert unknown is None, "what is not known is absent, and not 0"
+    assert half == {"decode": 0.25 * 5}
+    assert whole is not None
+    assert whole["decode"] == 0.25 * 5, "each report is the total of the leg, so that reports are not added up"
+    assert whole["prefill"] == 0.5
+    assert list(whole) == ["decode", "prefill"]
+
+
+async def test_a_cancelled_request_has_the_time_that_was_reported_until_then(
+    pool: FakePool, tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    for worker in pool.workers:
+        worker.device_s, worker.step_s = 0.25, 0.01
+    folder = tmp_path / "ledger"
+    async with running_gateway(pool, f"--ledger={folder}") as gateway:
+        body = CHAT | {"stream": True, "max_tokens": 500}
+        async with http.post(gateway.url("/v1/chat/completions"), json=body) as sent:
+            await sent.content.readuntil(b"data: ")
+        [line] = await closed(gateway, folder, 1)
+    assert line.status == "cancelled"
+    assert line.accelerator_seconds is not None
+    assert line.accelerator_seconds["prefill"] == 0.25

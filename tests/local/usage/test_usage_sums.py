@@ -9,6 +9,7 @@ import json
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,6 +126,24 @@ def test_a_damaged_archive_is_an_error_and_no_smaller_bill(tmp_path: Path, capsy
     assert f"baton: {path}: cannot be read" in capsys.readouterr().err
 
 
+def test_seconds_of_accelerators_are_added_up_by_pool_and_unknown_ones_are_not_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {1: None, 2: {"decode": 0.1}, 3: {"prefill": 0.25, "decode": 0.2}, 4: {"prefill": 0.0}}
+    lines = [
+        msgspec.structs.replace(closed(number, tenant="other" if number == 1 else "acme"), accelerator_seconds=seconds)
+        for number, seconds in known.items()
+    ]
+    write(tmp_path / "a.jsonl", *lines)
+    assert main(["usage", str(tmp_path), "--by", "tenant", "--format", "csv"]) == 0
+    acme, other = csv.DictReader(capsys.readouterr().out.splitlines())
+    columns = "prefill_accelerator_seconds", "decode_accelerator_seconds"
+    assert [acme[name] for name in columns] == ["0.25", "0.3"]
+    assert [other[name] for name in columns] == ["", ""], "what is not known is empty"
+    total = sums_of(tmp_path).total()
+    assert (total.prefill_accelerator_seconds, total.decode_accelerator_seconds) == (0.25, 0.3)
+
+
 def test_the_command_prints_a_table_csv_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(
         tmp_path / "a.jsonl", closed(1), closed(2, status="interrupted"), closed(3, tenant="other", cached=4), opened(9)
@@ -133,14 +152,14 @@ def test_the_command_prints_a_table_csv_and_json(tmp_path: Path, capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == [
         "MONTH", "TENANT", "REQUESTS", "FAILED", "CANCELLED", "INTERRUPTED", "INPUT", "TOKENS", "CACHED", "TOKENS",
-        "OUTPUT", "TOKENS",
+        "OUTPUT", "TOKENS", "PREFILL", "ACC-S", "DECODE", "ACC-S",
     ]  # fmt: skip
-    assert lines[1].split() == ["2026-11", "acme", "2", "0", "0", "1", "14", "-", "6"]
-    assert lines[3].split() == ["total", "3", "0", "0", "1", "21", "4", "9"]
+    assert lines[1].split() == ["2026-11", "acme", "2", "0", "0", "1", "14", "-", "6", "-", "-"]
+    assert lines[3].split() == ["total", "3", "0", "0", "1", "21", "4", "9", "-", "-"]
     assert "1 requests with 7 input tokens have no end" in lines[4]
     assert main(["usage", str(tmp_path), "--by", "tenant", "--format", "csv"]) == 0
     printed = capsys.readouterr()
-    assert list(csv.reader(printed.out.splitlines()))[1] == ["acme", "2", "0", "0", "1", "14", "", "6"]
+    assert list(csv.reader(printed.out.splitlines()))[1] == ["acme", "2", "0", "0", "1", "14", "", "6", "", ""]
     assert "no end" in printed.err
     assert main(["usage", str(tmp_path), "--format", "json"]) == 0
     page = json.loads(capsys.readouterr().out)

@@ -34,6 +34,9 @@ FULL = PINNED | {
     "monitoring.labels.release": "stack",
     "monitoring.interval": "1m",
     "ledger": "stdout",
+    "batches.claimName": "batches",
+    "batches.namespaces": "{team-a}",
+    "batches.maxFileSize": "1Gi",
     "metricsCompat": "vllm",
     "llmdLabels": "true",
     "inferencePool.enabled": "true",
@@ -228,6 +231,14 @@ def test_values_for_networks_ids_and_monitors_reach_the_flags_and_the_operators_
     assert (settings.platform.metrics_compat, settings.platform.llmd_labels) == ("vllm", True)
     assert settings.platform.inference_pool
     assert settings.platform.ledger == "stdout"
+    batches = settings.platform.batches
+    assert (batches.claim_name, batches.namespaces) == ("batches", ("team-a",))
+    assert dict(batches.bounds) == {
+        "batch-concurrency": 64,
+        "batch-file-mib": 1_024,
+        "batch-tenant-mib": 10_240,
+        "batch-tenant-files": 1_000,
+    }
     assert not settings.platform.route_timeouts
     assert (settings.log_format, settings.platform.json_logs) == ("json", True)
     found = {manifest["kind"]: manifest for manifest in manifests}

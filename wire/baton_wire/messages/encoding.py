@@ -18,6 +18,7 @@ from baton_wire.messages.values import (
     PositiveSeconds,
     RequestId,
     Salt,
+    Seconds,
     TokenCount,
     TokenId,
 )
@@ -96,6 +97,8 @@ class EncodedPrompt(Message, frozen=True, tag=9):
     request: RequestId
     attempt: Attempt
     values: PackedFloats
+    device_s: Seconds | None = None
+    """The prompt's share of the time of the worker's steps, summed over its devices; None: not known."""
 
 
 def pack_floats(values: Iterable[float]) -> bytes:

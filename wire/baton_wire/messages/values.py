@@ -288,6 +288,9 @@ class TokenEntry(NestedValue, frozen=True):
     computed."""
     times: LegTimes | None = None
     """Sent with the first entry of a leg, and with the first one after a preemption."""
+    device_s: Seconds | None = None
+    """The leg's share of the time of the worker's steps so far, summed over its devices and all choices; None: not
+    due with this entry."""
 
 
 def pack_ids(ids: tuple[int, ...] | list[int]) -> bytes:

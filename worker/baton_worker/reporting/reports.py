@@ -75,6 +75,7 @@ def token_entry(event: Drawn, key: RequestKey, times: LegTimes | None = None) ->
         finish=event.finish,
         cached_tokens=event.cached_tokens,
         times=times,
+        device_s=event.device_s,
     )
 
 

@@ -193,7 +193,7 @@ class Messenger(ABC):
             elif isinstance(event, PromptEncoded):
                 if (link := self._open.close(event.key)) is not None:
                     self._metrics.legs[Reason.FINISHED].inc()
-                    link.send(EncodedPrompt(event.key.request, event.key.attempt, event.values))
+                    link.send(EncodedPrompt(event.key.request, event.key.attempt, event.values, event.device_s))
             else:
                 self._legs.take(event, now)
         for link, batch in entries.items():

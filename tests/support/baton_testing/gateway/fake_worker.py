@@ -140,6 +140,8 @@ class FakeWorker:
     tokens_per_step: int = 1
     cached_tokens: int | None = None
     """The value that it reports with each prompt's first token."""
+    device_s: float | None = None
+    """The seconds of its steps that it reports for each token of a choice; None: it reports none."""
     model_hash: str = "ab" * 32
     encoding: EncodingLimits | None = None
     """With it the worker encodes prompts (`encoded_values`)."""
@@ -457,7 +459,8 @@ class FakeWorker:
                 finish = Finish.LENGTH
         logprobs = _logprobs(ids, sequence.sampling.logprobs, self.tokenizer.tokenizer.get_vocab_size())
         cached = self.cached_tokens if first == 0 else None
-        return TokenEntry(*sequence.key, sequence.choice, first, tuple(ids), logprobs, finish, cached)
+        times = None, None if self.device_s is None else self.device_s * sequence.index
+        return TokenEntry(*sequence.key, sequence.choice, first, tuple(ids), logprobs, finish, cached, *times)
 
     async def _step_forever(self) -> None:
         clock = asyncio.get_running_loop().time
