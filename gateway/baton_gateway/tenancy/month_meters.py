@@ -63,8 +63,10 @@ class MonthMeters:
         """True once the other end of the link announced totals; files are not read any more then."""
         self._processes = 1
         self._month = ""
+        self._is_whole = False
+        """True once every tenant's use is known."""
         self._known = [False] * NUM_SHARDS
-        """The places of the table whose tenants' use is known."""
+        """The places of the table whose tenants' use is known from files."""
         self._used: dict[str, float] = {}
         self._open_elsewhere: dict[str, float] = {}
         self._open: dict[str, float] = {}
@@ -87,10 +89,10 @@ class MonthMeters:
 
     def used(self, name: str) -> float | None:
         """Return the tokens that a tenant used this month, with those of requests at work; None: unknown."""
-        if not self._known[shard_of(name)]:
+        if not (self._is_whole or self._known[shard_of(name)]):
             return None
-        parts = self._used, self._fresh, self._sent, self._open, self._open_elsewhere
-        return sum(part.get(name, 0.0) for part in parts)
+        used = self._used.get(name, 0.0) + self._fresh.get(name, 0.0) + self._sent.get(name, 0.0)
+        return used + self._open.get(name, 0.0) + self._open_elsewhere.get(name, 0.0)
 
     def check(self, tenant: Tenant, tokens: float, now_s: float) -> OverQuota | None:
         """Return why a request may not take these tokens; None: it may. `now_s`: the wall clock."""
@@ -167,8 +169,7 @@ class MonthMeters:
         if totals.acknowledged == self._number > self._acknowledged:
             self._acknowledged = self._number
             self._sent.clear()
-        if totals.is_whole:
-            self._known = [True] * NUM_SHARDS
+        self._is_whole |= totals.is_whole
 
     def report(self, most: int) -> MonthReport | None:
         """Build the next report of at most `most` tenants; None: there is nothing to report, or the last report is not
@@ -214,13 +215,13 @@ class MonthMeters:
             return
         month = month_at(now_s, self._month)
         if month > self._month:
-            known = self._known
+            is_whole, known = self._is_whole, self._known
             self._begin(month)
-            self._known = known
+            self._is_whole, self._known = is_whole, known
 
     def _begin(self, month: str, spent: Mapping[str, float] = MappingProxyType({})) -> None:
         self._month = month
-        self._known = [False] * NUM_SHARDS
+        self._is_whole, self._known = False, [False] * NUM_SHARDS
         for counts in (self._used, self._sent, self._fresh, self._open_elsewhere, self._taken):
             counts.clear()
         self._fresh |= spent
