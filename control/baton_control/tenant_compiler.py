@@ -87,6 +87,7 @@ def tenant_row(tenant: LLMTenant) -> TenantRow:
             limits.output_tokens_per_minute,
             limits.max_concurrent,
             limits.max_context_tokens,
+            limits.tokens_per_month,
         ),
         spec.prompt_cache is PromptCache.SHARED,
         tuple(spec.priorities),

@@ -37,6 +37,7 @@ from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
 from baton_gateway.settings import Settings, SettingsError, parse_settings
 from baton_gateway.tenancy.tenants import Tenants
 from baton_gateway.tenancy.token_verifier import read_verifier
+from baton_gateway.tenancy.trusted_identity import TrustedIdentity
 from baton_gateway.text.returned_memory import limit_malloc
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import AuthenticationError
@@ -197,6 +198,13 @@ def _check_files(settings: Settings) -> None:
             read_verifier(settings.jwt)
         except ValueError as error:
             raise SettingsError(f"--jwt: {error}") from error
+    if settings.trusted_identity is not None:
+        try:
+            trusted = TrustedIdentity(settings.trusted_identity)
+        except ValueError as error:
+            raise SettingsError(f"--trusted-identity: {error}") from error
+        if trusted.client_ca is not None and settings.tls is None:
+            raise SettingsError("--trusted-identity: client_ca: needs --tls, because certificates are shown with it")
     if settings.ledger is not None and settings.ledger_full == "refuse":
         try:
             check_folder(settings.ledger)

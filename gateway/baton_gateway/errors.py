@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 INVALID = "invalid_request_error"
 RATE_LIMIT = "rate_limit_error"
+QUOTA = "insufficient_quota"
+"""Type and code of OpenAI's where retrying is of no use."""
 SERVER = "server_error"
 TOKENIZER_FAILED = "tokenizer_failed"
 MAX_NAMED = 16
@@ -42,6 +44,8 @@ class Problem:
     retry_after_s: int | None = None
     allow: str | None = None
     """Methods of the path, for 405."""
+    is_final: bool = False
+    """True: clients' libraries are asked not to retry by themselves, though the status is one that they retry."""
 
 
 class ProcessesDownError(GatewayError):
@@ -151,6 +155,17 @@ def rate_limited(limit_name: str, limit: int) -> Problem:
     """The tenant is at its own limit. `limit_name`: the field of the LLMTenant."""
     message = f"Your limit {limit_name} of {limit} is reached; try again later."
     return Problem(429, RATE_LIMIT, message, None, "rate_limit_exceeded", 1)
+
+
+def quota_used_up(limit_name: str, limit: int, used: int, retry_after_s: int) -> Problem:
+    """The tenant has used up its tokens of the month. `limit_name`: the field of the LLMTenant."""
+    message = f"Of your limit {limit_name} of {limit}, {used} are used or reserved: too few are left for this request."
+    return Problem(429, QUOTA, message, None, QUOTA, retry_after_s, is_final=True)
+
+
+def quota_unknown(limit_name: str) -> Problem:
+    message = f"It is not known yet how much of your limit {limit_name} is used; try again later."
+    return Problem(503, SERVER, message, None, "quota_unknown", 2)
 
 
 def unknown_url(served: Iterable[str]) -> Problem:

@@ -49,9 +49,10 @@ from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.settings import Settings, SettingsError, config_hash
-from baton_gateway.tenancy.tenant_meters import TenantMeters
+from baton_gateway.tenancy.process_limits import ProcessLimits
 from baton_gateway.tenancy.tenants import Tenants
 from baton_gateway.tenancy.token_verifier import read_verifier
+from baton_gateway.tenancy.trusted_identity import TrustedIdentity, trust_client_certificates
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.tracing.trace_builder import GEN_AI_OPT_IN_VARIABLE, wants_gen_ai
 from baton_gateway.tracing.trace_exporter import TraceExporter
@@ -67,7 +68,6 @@ from baton_wire.messages.operator_link import (
     MAX_LIMITS,
     FlipOrder,
     GatewayHello,
-    LimitMeasure,
     LimitOrder,
     LimitUse,
     Summary,
@@ -117,19 +117,22 @@ class GatewayServer:
             settings.formats,
         )
         tokens = None if settings.jwt is None else read_verifier(settings.jwt)
-        self.tenants = Tenants(settings.api_keys, settings.tenants, settings.limit_share, tokens)
-        self.meters = TenantMeters(settings.limit_share)
+        trusted = None if settings.trusted_identity is None else TrustedIdentity(settings.trusted_identity)
+        self.tenants = Tenants(settings.api_keys, settings.tenants, settings.limit_share, tokens, trusted)
+        self.limits = ProcessLimits(self.tenants, settings.limit_share, settings.tenants)
         self.page = self._page_desk(None if folder is None else Path(folder))
         self._history = b""
         """The deployment's history as JSON; empty: none was announced."""
-        self._has_order = False  # from the operator, whose parts of limits stay without it
         self._certificate = None if settings.tls is None else Certificate(settings.tls)
+        if self._certificate is not None and trusted is not None and trusted.client_ca is not None:
+            trust_client_certificates(self._certificate.context, trusted.client_ca)
         self.complaint = ""
         """The problem of the current configuration file; empty: none."""
         self.certificate_complaint = ""
         """The problem of the certificate's files; empty: none."""
         self.budget = MemoryBudget(settings.max_request_memory_mib << 20)
-        limits, self._accounts = RateLimits(self.meters), LoopAccounts(self.tenants)
+        limits = RateLimits(self.limits.meters, self.limits.months)
+        self._accounts = LoopAccounts(self.tenants)
         parts = ApiParts(
             *(self.relay, self.table, self.tenants, limits, self._templates, self.metrics, self.budget, self._accounts),
             *(self.desk, self.page, Viewers(self.tenants, keys, is_local=is_loopback(settings.listen[0]))),
@@ -192,6 +195,7 @@ class GatewayServer:
             asyncio.create_task(self.api.watch_streams()),
             asyncio.create_task(self._every_second()),
             asyncio.create_task(self._watch_helpers()),
+            asyncio.create_task(self.tenants.keep_keys()),
             asyncio.create_task(watch_loop_lag(self.metrics.lagged)),
             asyncio.create_task(collect_when_quiet()),
             asyncio.create_task(watch(self._settings.prefill_discovery, self._update_prefill)),
@@ -213,6 +217,7 @@ class GatewayServer:
         except TimeoutError:
             _log.warning("stopping with %d requests at work", self.relay.num_live)
             self.relay.end_all()
+        await self.limits.report_rest()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -245,6 +250,7 @@ class GatewayServer:
                 _log.error("API keys stay as they were: %s", error)
             for _ in self.tenants.read_table():
                 await asyncio.sleep(0)
+            self.limits.read_usage()
             self._refresh_certificate()
             self._refresh_settings()
             if self.operator_link is not None and not self.operator_link.is_linked:
@@ -287,8 +293,7 @@ class GatewayServer:
             return
         self._settings = settings
         self.metrics.series.retarget(settings.slo_ttft_s, settings.slo_tpot_s)
-        if not self._has_order:
-            self._set_share(settings.limit_share)
+        self._renew(self.limits.configure(settings.limit_share, asyncio.get_running_loop().time()))
         self.relay.reconfigure(relay_rules(settings))
         self._admission.reconfigure(admission_limits(settings))
         self.api.reconfigure(api_options(settings))
@@ -296,7 +301,7 @@ class GatewayServer:
 
     def _page_desk(self, folder: Path | None) -> PageDesk:
         sources = PartSources(
-            *(self.table, self._admission, self.tenants, self.meters, self.metrics),
+            *(self.table, self._admission, self.tenants, self.limits.meters, self.limits.months, self.metrics),
             targets=lambda: (self._settings.slo_ttft_s, self._settings.slo_tpot_s),
             problem=lambda: str(longest_lasting(self.health_problems(), NOT_READY_S) or ""),
             history=lambda: self._history,
@@ -316,6 +321,10 @@ class GatewayServer:
             self._limit_uses,
             self._take_shares,
             self._take_history,
+            self.limits.change_link,
+            lambda: self.limits.months.report(MAX_LIMITS),
+            self.limits.months.take,
+            lambda: self.tenants.reported,
         )
         hello = GatewayHello(settings.name, settings.processes)
         altered = self.metrics.altered_frames["operator"]
@@ -324,21 +333,12 @@ class GatewayServer:
         return link
 
     def _limit_uses(self) -> tuple[LimitUse, ...]:
-        uses = self.meters.usage(asyncio.get_running_loop().time(), MAX_LIMITS)
+        uses = self.limits.meters.usage(asyncio.get_running_loop().time(), MAX_LIMITS)
         return (*uses, *self._admission.sequence_uses(MAX_LIMITS - len(uses)))
 
     def _take_shares(self, order: LimitOrder) -> None:
         """Apply this process's parts of tenants' limits."""
-        now = asyncio.get_running_loop().time()
-        self._has_order = True
-        self._set_share(1 / order.processes)
-        slots: dict[str, int] = {}
-        for change in order.shares:
-            if change.measure is LimitMeasure.CONCURRENT:
-                slots[change.tenant] = int(change.share)
-            else:
-                self.meters.apply(change, now)
-        self._renew(self.tenants.set_slots(slots))
+        self._renew(self.limits.apply(order, asyncio.get_running_loop().time()))
 
     def _take_history(self, content: bytes) -> None:
         try:
@@ -347,11 +347,6 @@ class GatewayServer:
             _log.warning("the deployment's history stays as it was: %s", error)
             return
         self._history = content
-
-    def _set_share(self, share: float) -> None:
-        """Set this process's part of every limit that has none of its own."""
-        self.meters.set_default_share(share, asyncio.get_running_loop().time())
-        self._renew(self.tenants.set_share(share))
 
     def _renew(self, tenants: Iterable[Tenant]) -> None:
         """More or fewer sequences of these tenants may run from now on."""

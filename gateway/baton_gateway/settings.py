@@ -65,6 +65,8 @@ class Settings:
     """A folder of shards of the compiled table of LLMTenants, read again whenever they change."""
     jwt: Path | None
     """A file that says which tokens name an LLMTenant; None: no token is accepted."""
+    trusted_identity: Path | None
+    """A file that says who may name an LLMTenant in a header; None: nobody, and such headers mean nothing."""
     replicas: int
     """Gateways of this deployment, of which each has its part of every tenant's limits until the operator says more."""
     allowed_origins: tuple[str, ...]
@@ -183,6 +185,7 @@ FLAGS = (
     Flag("api-keys", PATH, None, "file or folder of API keys, see docs/api-http.md (default: open)", in_file=True),
     Flag("tenants", DIR, None, "folder with the compiled table of LLMTenants; they are let in besides --api-keys"),
     Flag("jwt", FILE, None, "JSON file that says which tokens (JWT) name an LLMTenant; needs --tenants"),
+    Flag("trusted-identity", FILE, None, "JSON file that says who may name the LLMTenant in a header; needs --tenants"),
     Flag(
         "replicas", count(1, 1_024), 1, "gateways that share limits of LLMTenants (default %(default)s)", in_file=True
     ),
@@ -336,6 +339,8 @@ def parse_settings(argv: list[str]) -> Settings:
         raise SettingsError(f"--tool-format, --reasoning-format: {error}") from error
     if settings.jwt is not None and settings.tenants is None:
         raise SettingsError("--jwt: needs --tenants, because tokens name tenants of that table")
+    if settings.trusted_identity is not None and settings.tenants is None:
+        raise SettingsError("--trusted-identity: needs --tenants, because the header names tenants of that table")
     if settings.suspect_s > settings.dead_s:
         raise SettingsError(f"--suspect-s: {settings.suspect_s} is longer than --dead-s {settings.dead_s}")
     return settings

@@ -35,6 +35,7 @@ from baton_operator.kube.streams import TooManyNamespaces, raise_open_files, sco
 from baton_operator.master_keys import KeyFolder, KeySecret, MasterKeys, MasterKeysError
 from baton_operator.objects.allowed_env import idle_entries
 from baton_operator.passes.reconcile import Installation
+from baton_operator.passes.tenant_passes import TenantGateways
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.settings import RoutableFrom, Settings, parse
 from baton_wire.log_format import configure_logging
@@ -118,6 +119,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _unchang
         metrics.REGISTRY.register(metrics.AlteredGatewayFrames(lambda: links.server.altered.count))
         metrics.REGISTRY.register(TenantUse(links.server.limit_shares))
         hears_gateways = settings.routable_from is RoutableFrom.GATEWAY
+        tenants = links.server.tenants
         claims = _claims(api, settings)
         runtime = Runtime(
             api,
@@ -128,12 +130,14 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _unchang
             measured=SizingMetrics(metrics.REGISTRY),
             claims=claims,
             reads_nodes=True,
-            push_tenants=links.server.set_tenants,
+            tenant_gateways=TenantGateways(links.server.set_tenants, tenants.set_counts, tenants.conflicts),
             announce=links.server.set_history,
             now=session.clock.now,
             pace=Pace(workers=settings.workers, resync_s=settings.resync_s),
         )
         started = runtime
+        if runtime.tenants is not None:
+            tenants.on_conflicts = runtime.tenants.offer
         if settings.gateway_listen is not None:
             await open_now.enter_async_context(links.serving(settings.gateway_listen))
         stream = KopfStream(api, session, custom, on_start=listen_to_signals)

@@ -31,7 +31,7 @@ from baton_operator.kube.reach import Scope
 from baton_operator.kube.work_queue import WorkQueue
 from baton_operator.passes.pass_reporter import Announce
 from baton_operator.passes.reconcile import Installation, Reconciler
-from baton_operator.passes.tenant_passes import Push, TenantPasses
+from baton_operator.passes.tenant_passes import TenantGateways, TenantPasses
 from baton_operator.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Runtime:
         measured: SizingMetrics | None = None,
         claims: Claims | None = None,
         reads_nodes: bool = False,
-        push_tenants: Push | None = None,
+        tenant_gateways: TenantGateways | None = None,
         announce: Announce = lambda key, history: None,
         pace: Pace = Pace(),
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
@@ -77,8 +77,11 @@ class Runtime:
         self.nodes = Nodes(self.offer_all) if reads_nodes else None
         self.tenants: TenantPasses | None = None
         """None: LLMTenants are left alone."""
-        if push_tenants is not None:
-            self.tenants = TenantPasses(api, push_tenants, now, self._may_compile)
+        self._letting_in: dict[str, set[str]] = {}
+        """The deployments whose gateways let tenants in, by namespace."""
+        if tenant_gateways is not None:
+            is_used = self._letting_in.__contains__
+            self.tenants = TenantPasses(api, tenant_gateways, now, self._may_compile, is_used)
             custom.listeners.append(self._deployment_changed)
         if claims is not None:
             claims.on_change = self._claim_changed
@@ -237,10 +240,20 @@ class Runtime:
         return self._claims is None or not await self._claims.other(namespace)
 
     def _deployment_changed(self, key: Key) -> None:
-        """Compile the tenants of a namespace whose gateways let them in."""
+        """Compile the tenants of a namespace whose gateways let them in, or do so no longer."""
         live = self.caches[DEPLOYMENTS].get(*key)
-        if self.tenants is not None and mapping(mapping((live or {}).get("spec")).get("gateway")).get("tenants"):
+        if self.tenants is None:
+            return
+        names = self._letting_in.pop(key.namespace, set())
+        was_used = bool(names)
+        names.discard(key.name)
+        if mapping(mapping((live or {}).get("spec")).get("gateway")).get("tenants"):
+            names.add(key.name)
+        if names:
+            self._letting_in[key.namespace] = names
             self.tenants.offer_user(key.namespace)
+        if bool(names) != was_used:
+            self.tenants.offer(key.namespace)
 
     async def _dispatch(self, tasks: asyncio.TaskGroup, reconciler: Reconciler) -> None:
         """Start a pass whenever a key is due and a slot is free."""

@@ -82,7 +82,7 @@ async def test_a_changed_file_leaves_the_parts_of_limits_that_the_operator_gave(
         await until(lambda: server.applied == wanted)
         tenant = server.tenants.named(name)
         assert tenant is not None
-        outcomes = [server.meters.charge(tenant, Cost(1, 0, 0), 0.0) for _ in range(100)]
+        outcomes = [server.limits.meters.charge(tenant, Cost(1, 0, 0), 0.0) for _ in range(100)]
         return tenant.max_running, sum(isinstance(outcome, Charge) for outcome in outcomes)
 
     try:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from baton_control.errors import ManifestError
+from baton_gateway.tenancy.key_files import KeyFiles
 from baton_gateway.tenancy.tenants import Tenants
 from baton_local.__main__ import main
 from baton_local.fleet.local_tenants import LOOK_S, LocalTenants
+from baton_wire.tenant_table import shard_of
+from baton_wire.tenant_usage import decode_usage, month_at, usage_file
 
 HEAD = "apiVersion: baton.dev/v1alpha1\nkind: LLMTenant\n"
 
@@ -59,7 +63,32 @@ def test_what_a_cluster_would_refuse_is_refused_before_anything_starts(second: s
 
 def test_the_table_is_private(tmp_path: Path) -> None:
     LocalTenants(manifest(tmp_path / "up.yaml", tenant("a", "key")), tmp_path / "tenants", "default", print)
-    assert [os.stat(path).st_mode & 0o077 for path in (tmp_path / "tenants").iterdir()] == [0]
+    assert {os.stat(path).st_mode & 0o077 for path in (tmp_path / "tenants").iterdir()} == {0}
+
+
+def test_what_tenants_used_is_kept_for_the_next_run_and_by_month(tmp_path: Path) -> None:
+    file, month = manifest(tmp_path / "up.yaml", tenant("a", "key")), month_at(time.time())
+    first = LocalTenants(file, tmp_path / "tenants", "default", print)
+    assert first.counts.used == {}
+    first.counts.raise_to("a", 700)
+    first.save()
+    place = tmp_path / "tenants" / usage_file(shard_of("a"))
+    assert decode_usage(place.read_bytes()).used == {"a": 700}
+    assert LocalTenants(file, tmp_path / "tenants", "default", print).counts.used == {"a": 700}
+    assert place.read_text().count(month) == 1
+    place.write_text(place.read_text().replace(month, "2020-01"))
+    assert LocalTenants(file, tmp_path / "tenants", "default", print).counts.used == {}
+
+
+def test_a_name_or_a_key_that_the_key_file_has_too_is_refused_by_field(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("both: key-of-both\nfile: key-of-file\n")
+    by_digest = KeyFiles(tmp_path / "keys").by_digest
+    file = manifest(tmp_path / "up.yaml", tenant("both", "other"), tenant("third", "key-of-file"))
+    with pytest.raises(ManifestError) as refusal:
+        LocalTenants(file, tmp_path / "tenants", "default", print, by_digest)
+    assert [problem.path for problem in refusal.value.problems] == ["metadata.name", "spec.apiKeys[0].sha256"]
+    assert "key-of" not in str(refusal.value)
+    LocalTenants(manifest(file, tenant("own", "own-key")), tmp_path / "tenants", "default", print, by_digest)
 
 
 def test_a_made_key_has_enough_random_bits_and_fits_its_digest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from baton_control.spec.foreign_fields import ELSEWHERE
 from baton_local.__main__ import main
-from baton_local.commands.validate import check_text, read_policy
+from baton_local.commands.validate import check_text, read_policy, run_validate
 from baton_testing.engine.tiny_llama import FOLDER
 
 GOOD = """
@@ -138,3 +139,40 @@ def test_a_degree_is_checked_against_a_model_on_this_machine(
     assert run(tmp_path, with_spec(degrees).replace("pvc://models/chat", shape)) == 1
     assert run(tmp_path, with_spec(degrees)) == 0, "the model in the claim is not known here"
     assert run(tmp_path, local.replace("tensorParallel: 8", "tensorParallel: 1")) == 0
+
+
+def tenant_text(name: str, digest: str = "", namespace: str = "default", **limits: int) -> str:
+    keys = f"[{{sha256: {digest}}}]" if digest else "[]"
+    return (
+        f"apiVersion: baton.dev/v1alpha1\nkind: LLMTenant\nmetadata: {{name: {name}, namespace: {namespace}}}\n"
+        f"spec: {{apiKeys: {keys}, limits: {json.dumps(limits)}}}\n"
+    )
+
+
+def test_tenants_that_clash_are_refused_by_field_over_all_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text(tenant_text("old", "a" * 64, tokensPerMonth=5))
+    second.write_text("---\n".join((tenant_text("young", "a" * 64), tenant_text("own", "b" * 64))))
+    assert run_validate([str(first), str(second)], None) == 1
+    shown = capsys.readouterr().err
+    assert f"{second}, document 1: spec.apiKeys[0].sha256: not allowed: LLMTenant old has this key" in shown
+    assert "aaaa" not in shown
+    second.write_text(tenant_text("old", "a" * 64))
+    assert run_validate([str(first), str(second)], None) == 0, "files of two sites may have the same tenant"
+    second.write_text("---\n".join((tenant_text("twice"), tenant_text("twice"))))
+    assert run_validate([str(second)], None) == 1
+    assert "another LLMTenant has this name" in capsys.readouterr().err
+
+
+def test_a_tenant_of_a_namespace_without_gateways_for_tenants_gets_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.yaml"
+    deployment = with_spec("gateway: {tenants: true}")
+    file.write_text(f"{deployment}\n---\n{tenant_text('here')}---\n{tenant_text('there', namespace='team-b')}")
+    assert run_validate([str(file)], None) == 0
+    notes = capsys.readouterr().err
+    assert "LLMTenants of namespace team-b (there)" in notes
+    assert "(here)" not in notes

@@ -25,6 +25,7 @@ MAX_MODELS = 64
 MAX_WEIGHT = 100
 MAX_PER_MINUTE = 1_000_000_000
 MAX_CONCURRENT = 1_000_000
+MAX_PER_MONTH = 10**14
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 PerMinute = Annotated[int, Meta(ge=1, le=MAX_PER_MINUTE)]
@@ -57,6 +58,8 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """Sequences at the workers; further ones wait for their own tenant's."""
     max_context_tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT_TOKENS)] | None = None
     """Prompt and answer of one request."""
+    tokens_per_month: Annotated[int, Meta(ge=1, le=MAX_PER_MONTH)] | None = None
+    """Tokens of prompts and answers in a calendar month (UTC), over all deployments of the namespace."""
 
 
 NO_LIMITS = TenantLimits()

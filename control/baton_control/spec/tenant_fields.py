@@ -21,6 +21,7 @@ from baton_wire.tenant_table import (
     MAX_KEYS,
     MAX_MODELS,
     MAX_PER_MINUTE,
+    MAX_PER_MONTH,
     MAX_WEIGHT,
     PriorityClass,
 )
@@ -83,6 +84,8 @@ class TenantLimitSpec(Model):
     """Sequences that run at the same time. Further ones wait for the tenant's own."""
     max_context_tokens: Annotated[int, Field(ge=1, le=MAX_CONTEXT_TOKENS)] | None = None
     """Longest prompt and answer together. Longer requests get 400."""
+    tokens_per_month: Annotated[int, Field(ge=1, le=MAX_PER_MONTH)] | None = None
+    """Tokens of prompts and answers in a calendar month (UTC), over all deployments of the namespace. More get 429."""
 
 
 class TenantSpec(Model):

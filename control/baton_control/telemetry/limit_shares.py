@@ -21,6 +21,10 @@ FORGET_S = 60.0
 """A limit without a report for this long is divided equally again."""
 FADING = 0.5
 """Weight of the former demand in a new report's."""
+MAX_WANTED = 20_000
+"""Limits whose use is kept apart for metrics. Those that are asked for later are added up by measure."""
+OTHERS = "*others"
+"""The tenant of such sums. No tenant can have this name."""
 LEAST_CHANGE = 0.01
 """Smaller changes of a share, or of a part of the limit, are not worth a message."""
 
@@ -107,6 +111,8 @@ class LimitShares:
             part.level = use.level if is_count else use.level + sum(moved for _, moved in part.pending)
             if not is_count:
                 place = (use.tenant, use.measure)
+                if place not in self.wanted and len(self.wanted) >= MAX_WANTED:
+                    place = (OTHERS, use.measure)
                 self.wanted[place] = self.wanted.get(place, 0.0) + use.wanted
             part.demand = use.wanted if is_count else FADING * part.demand + (1 - FADING) * use.wanted
             limit.reported.add(process)

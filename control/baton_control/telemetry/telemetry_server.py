@@ -18,6 +18,7 @@ from aiohttp import WSMsgType, web
 from baton_control.names import Key
 from baton_control.telemetry.limit_shares import LimitShares
 from baton_control.telemetry.store import TelemetryStore
+from baton_control.telemetry.tenant_links import TenantLink, TenantLinks
 from baton_wire.deployment_history import DeploymentHistory, encode_history
 from baton_wire.errors import AuthenticationError, BadFieldsError, BadMessageError, VersionError
 from baton_wire.handshake import HANDSHAKE_S, KeySource, LinkRole, Party, accept_handshake
@@ -44,9 +45,10 @@ from baton_wire.messages.operator_link import (
     LimitReport,
     LimitShare,
     ModelConfigFile,
+    MonthReport,
     Standby,
     Summary,
-    TenantTable,
+    TenantConflicts,
     ToOperator,
     Wake,
 )
@@ -54,7 +56,7 @@ from baton_wire.messages.values import Address
 from baton_wire.reset import reset
 from baton_wire.session import MAX_SIGNED_BYTES, AlteredFrames, SignedFrames
 from baton_wire.silence import bounded_silence
-from baton_wire.tenant_table import TenantShard, encode_shard
+from baton_wire.tenant_table import TenantShard
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +124,7 @@ class TelemetryServer:
         self._orders: dict[Key, tuple[FlipOrder, ...]] = {}
         self._ordered: dict[Key, asyncio.Event] = {}
         """Set and replaced when the orders change."""
-        self._tables: dict[str, dict[int, TenantShard]] = {}
-        """The compiled tenants of each namespace, by place."""
+        self.tenants = TenantLinks()
         self._histories: dict[Key, DeploymentHistory] = {}
         self._shares: dict[Key, LimitShares] = {}
         self._divided_s: dict[Key, float] = {}
@@ -146,9 +147,8 @@ class TelemetryServer:
 
     def set_tenants(self, namespace: str, shards: Mapping[int, TenantShard]) -> None:
         """Send the shards that are new to all gateways of a namespace, now and when one links."""
-        if self._tables.get(namespace, {}) == shards:
+        if not self.tenants.set_table(namespace, shards):
             return
-        self._tables[namespace] = dict(shards)
         for key in [key for key in self._links if key.namespace == namespace]:
             self._ordered.pop(key, asyncio.Event()).set()
 
@@ -166,6 +166,7 @@ class TelemetryServer:
         self._shares.pop(key, None)
         self._divided_s.pop(key, None)
         self._limit_orders.pop(key, None)
+        self.tenants.forget(key)
 
     @contextlib.asynccontextmanager
     async def serving(self, listening: socket.socket, pages: Mapping[str, Handle] | None = None) -> AsyncIterator[None]:
@@ -256,10 +257,11 @@ class TelemetryServer:
         log.info("gateway %s of %s is linked", hello.gateway, key)
         self._shares.setdefault(key, LimitShares()).join(epoch)
         self._ordered.pop(key, asyncio.Event()).set()  # each process has a smaller part now
-        beating = asyncio.create_task(self._beat(key, epoch, frames))
+        tenant_link = self.tenants.join(key, epoch)
+        beating = asyncio.create_task(self._beat(key, tenant_link, frames))
         beating.add_done_callback(lambda task: None if task.cancelled() else reset(transport))
         try:
-            await self._read(key, store, epoch, frames)
+            await self._read(key, store, tenant_link, frames)
         finally:
             log.info("a link of gateway %s of %s has ended", hello.gateway, key)
             if self._leave(key, epoch, transport):
@@ -267,6 +269,7 @@ class TelemetryServer:
                 if (shares := self._shares.get(key)) is not None:
                     shares.leave(epoch)
                 self._limit_orders.get(key, {}).pop(epoch, None)
+                self.tenants.leave(key, tenant_link)
                 self._on_wake(key)  # the routable workers are unknown now
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
@@ -295,7 +298,8 @@ class TelemetryServer:
             self._ordered.pop(key, None)
         return True
 
-    async def _read(self, key: Key, store: TelemetryStore, epoch: bytes, frames: SignedFrames) -> None:
+    async def _read(self, key: Key, store: TelemetryStore, link: TenantLink, frames: SignedFrames) -> None:
+        epoch = link.epoch
         linked: frozenset[tuple[bytes, WorkerCondition, bool, int]] | None = None
         async with bounded_silence(SILENCE) as liveness:
             now, bad = asyncio.get_running_loop().time, Flood()
@@ -322,6 +326,8 @@ class TelemetryServer:
                         store.model_config = content
                     case LimitReport():
                         self._divide_limits(key, epoch, message)
+                    case MonthReport() | TenantConflicts():
+                        self.tenants.take(key, link, message)
 
     def _divide_limits(self, key: Key, epoch: bytes, report: LimitReport) -> None:
         """Take a report, and divide the deployment's limits anew once a second."""
@@ -352,16 +358,16 @@ class TelemetryServer:
         await _send(frames, encode(LimitOrder(number, processes, tuple(changes))))
         return processes
 
-    async def _beat(self, key: Key, epoch: bytes, frames: SignedFrames) -> None:
+    async def _beat(self, key: Key, link: TenantLink, frames: SignedFrames) -> None:
         """Send heartbeats with the current orders, or the holder of the Lease while this process is a standby."""
-        sent: dict[int, int] = {}
         num_sent = 0
         sent_history: DeploymentHistory | None = None
         while True:
             changed = self._ordered.setdefault(key, asyncio.Event())
             is_standby, holder = self._standby()
-            await self._send_tenants(key, frames, sent)
-            num_sent = await self._send_limits(key, epoch, frames, num_sent)
+            for message in self.tenants.messages(key, link):
+                await _send(frames, encode(message))
+            num_sent = await self._send_limits(key, link.epoch, frames, num_sent)
             sent_history = await self._send_history(key, frames, sent_history)
             for order in () if is_standby else self._orders.get(key, ()):
                 await self._order(key, frames, order)
@@ -370,13 +376,6 @@ class TelemetryServer:
                     await changed.wait()
                 continue
             await _send(frames, encode(Standby(holder) if is_standby else Heartbeat()))
-
-    async def _send_tenants(self, key: Key, frames: SignedFrames, sent: dict[int, int]) -> None:
-        """Send the shards that this link has not got. `sent`: their generations by place."""
-        for place, shard in list(self._tables.get(key.namespace, {}).items()):
-            if sent.get(place, 0) < shard.generation:
-                await _send(frames, encode(TenantTable(encode_shard(shard))))
-                sent[place] = shard.generation
 
     async def _send_history(
         self, key: Key, frames: SignedFrames, sent: DeploymentHistory | None

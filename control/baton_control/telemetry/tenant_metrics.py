@@ -11,9 +11,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from baton_control.names import Key
-from baton_control.telemetry.limit_shares import LimitShares
+from baton_control.telemetry.limit_shares import OTHERS, LimitShares
+from baton_wire.messages.operator_link import LimitMeasure
 
 LABELS = ("namespace", "deployment", "tenant", "measure")
+MAX_NAMED = 2_000
+"""Limits with series of their own. Those that are asked for later are one series by measure: the page stays small."""
+Place = tuple[Key, str, LimitMeasure]
 
 
 class TenantUse(Collector):
@@ -21,16 +25,30 @@ class TenantUse(Collector):
 
     def __init__(self, shares: Callable[[], Mapping[Key, LimitShares]]) -> None:
         self._shares = shares
+        self._named: set[Place] = set()
 
     def collect(self) -> Iterable[Metric]:
         wanted = CounterMetricFamily(
             "baton_tenant_wanted", "What a tenant's requests spent or were refused of a limit", labels=LABELS
         )
         limits = GaugeMetricFamily("baton_tenant_limit", "A tenant's limit by the minute", labels=LABELS)
+        rest: dict[tuple[Key, LimitMeasure], float] = {}
         for key, shares in sorted(self._shares().items()):
             for (tenant, measure), amount in sorted(shares.wanted.items()):
-                wanted.add_metric([*key, tenant, measure.value], amount)
+                if self._is_named((key, tenant, measure)):
+                    wanted.add_metric([*key, tenant, measure.value], amount)
+                else:
+                    rest[key, measure] = rest.get((key, measure), 0.0) + amount
             for (tenant, measure), amount in sorted(shares.amounts().items()):
-                limits.add_metric([*key, tenant, measure.value], amount)
+                if (key, tenant, measure) in self._named:
+                    limits.add_metric([*key, tenant, measure.value], amount)
+        for (key, measure), amount in rest.items():
+            wanted.add_metric([*key, OTHERS, measure.value], amount)
         yield wanted
         yield limits
+
+    def _is_named(self, place: Place) -> bool:
+        """Return whether a limit has series of its own. The first ones have, so that none moves to another series."""
+        if len(self._named) < MAX_NAMED:
+            self._named.add(place)
+        return place in self._named

@@ -55,6 +55,8 @@ def problem_response(problem: Problem, request_id: str | None = None, form: Erro
     headers = dict(JSON)
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)
+    if problem.is_final:
+        headers["x-should-retry"] = "false"
     if problem.allow is not None:
         headers["Allow"] = problem.allow
     response = web.Response(status=problem.status, body=form(problem, request_id), headers=headers)

@@ -90,7 +90,8 @@ class LineAnswering:
     def _refusal(self, problem: Problem, request_id: str) -> LineAnswer:
         is_new = asyncio.get_running_loop().time() - self._began_s < LINKING_S or not self._names.list_names()
         is_unlinked = problem.code == "model_not_found" and is_new
-        return _problem(problem, request_id, is_transient=is_unlinked or problem.status in _TRANSIENT)
+        is_transient = is_unlinked or (problem.status in _TRANSIENT and not problem.is_final)
+        return _problem(problem, request_id, is_transient=is_transient)
 
     async def _answer(self, tenant: Tenant, line: BatchLine, request_id: str) -> list[JsonBytes]:
         memory = RequestMemory(self._budget, holder_name(tenant, HOLDER))

@@ -6,7 +6,8 @@ The headers have OpenAI's names and forms, so that clients' libraries understand
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from baton_gateway import errors
@@ -15,6 +16,7 @@ from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.wait_prediction import Work
+from baton_gateway.tenancy.month_meters import PER_MONTH, MonthCharge, MonthMeters, OverQuota, QuotaState
 from baton_gateway.tenancy.tenant_meters import NOTHING, Charge, Cost, OverLimit, Remaining, TenantMeters
 from baton_wire.messages.operator_link import LimitMeasure
 
@@ -26,6 +28,7 @@ class ChargedRequest:
     """A request that its tenant's limits let through. `live` is set once it is admitted."""
 
     charge: Charge
+    month: MonthCharge | None = None
     live: LiveRequest | None = None
 
     def cost(self) -> Cost:
@@ -38,27 +41,33 @@ class ChargedRequest:
 
 
 class RateLimits:
-    """The limits by the minute, and which models a tenant may ask."""
+    """The limits by the minute and by the month, and which models a tenant may ask. `wall`: the wall clock."""
 
-    def __init__(self, meters: TenantMeters) -> None:
-        self.meters = meters
+    def __init__(self, meters: TenantMeters, months: MonthMeters, wall: Callable[[], float] = time.time) -> None:
+        self.meters, self._months, self._wall = meters, months, wall
 
     def charge(
         self, tenant: Tenant, request: ChatRequest | CompletionRequest, work: Work, headers: dict[str, str], now: float
     ) -> ChargedRequest:
         """Charge a request; `settle` follows at its end. `work`: of its first prompt. `headers` of the answer get what
-        is left. Raises RefusedError with 403 or 429.
+        is left. Raises RefusedError with 403, 429 or 503.
         """
         check_model(tenant, request.options.model)
-        outcome = self.meters.charge(tenant, expected_cost(request, work), now)
+        cost = expected_cost(request, work)
+        tokens = cost.input_tokens + cost.output_tokens
+        if (refusal := self._months.check(tenant, tokens, self._wall())) is not None:
+            raise RefusedError(over_quota(refusal))
+        outcome = self.meters.charge(tenant, cost, now)
         headers |= limit_headers(self.meters.remaining(tenant, now))
         if isinstance(outcome, OverLimit):
             raise RefusedError(over_limit(outcome))
-        return ChargedRequest(outcome)
+        return ChargedRequest(outcome, self._months.charge(tenant, tokens))
 
     def settle(self, charged: ChargedRequest, now: float) -> None:
         """The request ended."""
-        self.meters.settle(charged.charge, charged.cost(), now)
+        cost = charged.cost()
+        self.meters.settle(charged.charge, cost, now)
+        self._months.settle(charged.month, cost.input_tokens + cost.output_tokens)
 
 
 def check_model(tenant: Tenant, model: str) -> None:
@@ -77,6 +86,15 @@ def over_limit(refusal: OverLimit) -> Problem:
     """The problem of a request above a limit."""
     retry_after_s = min(MOST_RETRY_S, max(1, math.ceil(refusal.retry_after_s)))
     return replace(errors.rate_limited(refusal.measure, refusal.limit), retry_after_s=retry_after_s)
+
+
+def over_quota(refusal: OverQuota) -> Problem:
+    """The problem of a request for which no tokens of the month are left."""
+    if refusal.state is QuotaState.UNKNOWN:
+        return errors.quota_unknown(PER_MONTH)
+    if refusal.state is QuotaState.ELSEWHERE:
+        return errors.rate_limited(PER_MONTH, refusal.limit)
+    return errors.quota_used_up(PER_MONTH, refusal.limit, refusal.used, math.ceil(refusal.resets_after_s))
 
 
 def limit_headers(remaining: Mapping[LimitMeasure, Remaining]) -> dict[str, str]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 from aiohttp import HttpVersion11, web
 
@@ -64,6 +65,7 @@ from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.tenancy.tenants import Tenants
+from baton_gateway.tenancy.token_verifier import UnknownKeyError
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.tracing import trace_context
@@ -252,7 +254,7 @@ class HttpApi:
                     return web.Response(status=204, headers=SERVER | preflight_headers(endpoint.methods))
                 if request.method not in endpoint.methods:
                     raise RefusedError(errors.method_not_allowed(endpoint.methods))
-                tenant = self._tenant(endpoint, request, exchange)
+                tenant = await self._identify(endpoint, request, exchange)
                 is_operator = exchange.viewer is not None and exchange.viewer.sees_all
                 exchange.tenant = None if is_operator else tenant.name
                 self._charge(request, tenant, endpoint)
@@ -274,15 +276,25 @@ class HttpApi:
         elif endpoint.is_probe:
             charge_to(self._accounts.probes)
 
+    async def _identify(self, endpoint: HttpEndpoint, request: web.BaseRequest, exchange: Exchange) -> Tenant:
+        """Return who asks, after another look for the key of a token that is unknown. Raises RefusedError."""
+        try:
+            return self._tenant(endpoint, request, exchange)
+        except UnknownKeyError:
+            if not await self._tenants.look_for_keys():
+                raise
+        return self._tenant(endpoint, request, exchange)
+
     def _tenant(self, endpoint: HttpEndpoint, request: web.BaseRequest, exchange: Exchange) -> Tenant:
         """Return who asks. Raises RefusedError."""
         if endpoint.is_open:
             return DEFAULT_TENANT
+        given = self._tenants.identified(request.headers, _certificate(request))
         credentials = endpoint.credentials(request)
         if not endpoint.takes_viewers:
-            return self._tenants.authenticate(credentials, time.time())
+            return given or self._tenants.authenticate(credentials, time.time())
         may_sit_here = endpoint.is_open_here
-        viewer = self._viewers.identify(request, credentials, time.time(), may_sit_here=may_sit_here)
+        viewer = self._viewers.identify(request, credentials, time.time(), may_sit_here=may_sit_here, given=given)
         exchange.viewer = viewer
         return viewer.tenant
 
@@ -476,3 +488,9 @@ class HttpApi:
         finally:
             self._streams.discard(entry)
             self._relay.client_gone(live)
+
+
+def _certificate(request: web.BaseRequest) -> dict[str, Any] | None:
+    """The certificate of a client, verified; None: it has shown none."""
+    transport = request.transport
+    return None if transport is None else transport.get_extra_info("peercert") or None

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from baton_gateway.errors import INVALID, Problem, RefusedError
 from baton_gateway.page.viewer import Viewer, sits_here
+from baton_gateway.requests.tenant import Tenant
 from baton_gateway.tenancy.tenants import Tenants
 from baton_wire.errors import AuthenticationError
 from baton_wire.keys import KeyDirectory, is_operator_token
@@ -30,10 +31,19 @@ class Viewers:
         self._tenants, self._keys, self._is_local = tenants, keys, is_local
 
     def identify(
-        self, request: web.BaseRequest, credentials: str | None, now_s: float, *, may_sit_here: bool
+        self,
+        request: web.BaseRequest,
+        credentials: str | None,
+        now_s: float,
+        *,
+        may_sit_here: bool,
+        given: Tenant | None = None,
     ) -> Viewer:
         """Return who asks. `credentials`: as in an `Authorization` header. `may_sit_here`: programs on this machine
-        need none, where clients need none either. Raises RefusedError."""
+        need none, where clients need none either. `given`: the tenant that a trusted gateway names. Raises
+        RefusedError."""
+        if given is not None:
+            return Viewer(False, given, may_generate=True)
         if self._is_token(credentials):
             return Viewer(sees_all=True)
         if not self._tenants.is_open:

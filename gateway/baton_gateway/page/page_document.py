@@ -17,6 +17,7 @@ from baton_gateway.page.viewer import Viewer
 from baton_gateway.records.parts import Part, meaning_of
 from baton_gateway.records.request_record import RequestRecord
 from baton_gateway.reporting.load_series import SLOT_S, LoadSlot, merge_slots
+from baton_gateway.tenancy.month_meters import PER_MONTH
 from baton_wire.messages.measures import SketchData
 from baton_wire.sketch import merged
 
@@ -232,18 +233,22 @@ def _tenants(inputs: PageInputs) -> list[dict[str, Any]]:
 def _add(sum_: TenantStanding, more: TenantStanding) -> TenantStanding:
     used = Counter(sum_.used)
     used.update(more.used)
-    return TenantStanding(sum_.running + more.running, sum_.waiting + more.waiting, dict(used), more.limits)
+    known = [month for month in (sum_.used_this_month, more.used_this_month) if month is not None]
+    month = max(known, default=None)  # each process knows what all of them used
+    return TenantStanding(sum_.running + more.running, sum_.waiting + more.waiting, dict(used), more.limits, month)
 
 
 def _tenant(name: str, standing: TenantStanding) -> dict[str, Any]:
-    limits = [
-        {"limit": limit, "most": most, "used": standing.running if limit == "maxConcurrent" else _used(standing, limit)}
-        for limit, most in standing.limits.items()
-    ]
+    limits = [{"limit": limit, "most": most, "used": _used(standing, limit)} for limit, most in standing.limits.items()]
     return {"name": name, "running": standing.running, "waiting": standing.waiting, "limits": limits}
 
 
-def _used(standing: TenantStanding, limit: str) -> float:
+def _used(standing: TenantStanding, limit: str) -> float | None:
+    """What is taken of a limit; None: unknown."""
+    if limit == "maxConcurrent":
+        return standing.running
+    if limit == PER_MONTH:
+        return None if standing.used_this_month is None else round(standing.used_this_month)
     return round(standing.used.get(limit, 0.0), 1)
 
 

@@ -14,6 +14,7 @@ from baton_gateway.reporting.load_series import LoadSlot
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.tenant import Tenant
+from baton_gateway.tenancy.month_meters import PER_MONTH, MonthMeters
 from baton_gateway.tenancy.tenant_meters import TenantMeters
 from baton_gateway.tenancy.tenants import Tenants
 from baton_gateway.workers.linked_workers import RATE_S, LinkedWorker, WorkerTable
@@ -67,6 +68,8 @@ class TenantStanding(msgspec.Struct, frozen=True):
     """The part of each limit by the minute that is taken, by its name."""
     limits: dict[str, int] = {}
     """The limits, over all processes, by their names."""
+    used_this_month: float | None = None
+    """Tokens of the month that all processes have used, as this one knows it; None: unknown, or no limit."""
 
 
 class PagePart(msgspec.Struct, frozen=True):
@@ -98,6 +101,7 @@ class PartSources:
     admission: Admission
     tenants: Tenants
     meters: TenantMeters
+    months: MonthMeters
     metrics: GatewayMetrics
     targets: Callable[[], tuple[float | None, float | None]]
     problem: Callable[[], str]
@@ -139,7 +143,8 @@ class PartSources:
     def _standing(self, name: str, load: tuple[int, int], now: float) -> TenantStanding:
         known = self.tenants.named(name)
         limits = {} if known is None else limits_of(known)
-        return TenantStanding(*load, self.meters.used(name, now), limits)
+        month = self.months.used(name) if PER_MONTH in limits else None
+        return TenantStanding(*load, self.meters.used(name, now), limits, month)
 
 
 def limits_of(tenant: Tenant) -> dict[str, int]:
@@ -149,6 +154,7 @@ def limits_of(tenant: Tenant) -> dict[str, int]:
         LimitMeasure.INPUT.value: tenant.limits.input_tokens_per_minute,
         LimitMeasure.OUTPUT.value: tenant.limits.output_tokens_per_minute,
         LimitMeasure.CONCURRENT.value: tenant.limits.max_concurrent,
+        PER_MONTH: tenant.limits.tokens_per_month,
     }
     return {name: limit for name, limit in limits.items() if limit is not None}
 

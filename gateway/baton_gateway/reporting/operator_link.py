@@ -33,8 +33,12 @@ from baton_wire.messages.operator_link import (
     LimitReport,
     LimitUse,
     ModelConfigFile,
+    MonthReport,
+    MonthTotals,
     Standby,
     Summary,
+    TenantConflict,
+    TenantConflicts,
     TenantTable,
     ToGateway,
     Wake,
@@ -84,6 +88,14 @@ class OperatorSources:
     """Called with this process's parts of limits."""
     take_history: Callable[[bytes], None] = lambda content: None
     """Called with the deployment's history."""
+    link_changed: Callable[[bool], None] = lambda is_linked: None
+    """Called when a link begins (True) and when it has ended."""
+    month_report: Callable[[], MonthReport | None] = lambda: None
+    """Use of tenants' tokens of the month; None: there is nothing to report."""
+    take_totals: Callable[[MonthTotals], None] = lambda totals: None
+    """Called with what all processes used this month."""
+    conflicts: Callable[[], tuple[TenantConflict, ...]] = tuple
+    """The LLMTenants that this process does not let in."""
 
 
 class OperatorLink:
@@ -107,6 +119,9 @@ class OperatorLink:
         self._is_due_now = False
         self._holder: str | None = None
         self._sent_config: bytes | None = None
+        self._sent_conflicts: tuple[TenantConflict, ...] = ()
+        self._unsent: MonthReport | None = None
+        """A report whose sending was interrupted; a repeated one is ignored."""
         self._order = 0
         """The last LimitOrder of the present link that was carried out."""
         self.is_linked = False
@@ -151,12 +166,15 @@ class OperatorLink:
                 setup.reschedule(None)
                 frames = SignedFrames(socket.send_bytes, lambda: _frame(socket), proven, MAX_DOWN_BYTES)
                 await self._send(frames, self._hello)
-                self.is_linked, self._sent_config, self._order = True, None, 0
+                self.is_linked, self._sent_config, self._sent_conflicts, self._order = True, None, (), 0
+                self._unsent = None
+                self._sources.link_changed(True)
                 _log.info("linked to %s", url)
                 reporting = asyncio.create_task(self._report(frames))
                 try:
                     await self._listen(frames, reporting)
                 finally:
+                    self._sources.link_changed(False)
                     reporting.cancel()
                     await asyncio.gather(reporting, return_exceptions=True)
 
@@ -182,6 +200,8 @@ class OperatorLink:
                         self._sources.take_shard(content)
                     case HistoryDocument(content):
                         self._sources.take_history(content)
+                    case MonthTotals():
+                        self._sources.take_totals(message)
                     case LimitOrder(number):
                         self._sources.take_shares(message)
                         self._order = number
@@ -203,6 +223,7 @@ class OperatorLink:
             self._is_due_now = False
             sent_s = loop.time()
             await self._send(frames, self._sources.summary())
+            await self._send_tenants(frames)
             try:
                 async with asyncio.timeout(self._times.summary_s):
                     await self._send_wakes(frames)
@@ -219,6 +240,7 @@ class OperatorLink:
             except TimeoutError:
                 uses = self._sources.limit_uses()
                 await self._send(frames, LimitReport(self._order, uses) if uses else Heartbeat())
+                await self._send_tenants(frames)
                 continue
             self._waking.clear()
             if self._is_due_now:
@@ -226,6 +248,18 @@ class OperatorLink:
             if parked := self._sources.parked():
                 await self._send(frames, Wake(parked))
                 await asyncio.sleep(self._times.wake_s)
+
+    async def _send_tenants(self, frames: SignedFrames) -> None:
+        """Send the use of tokens of the month, and conflicts of tenants where they changed."""
+        if self._unsent is None:
+            self._unsent = self._sources.month_report()
+        if self._unsent is not None:
+            await self._send(frames, self._unsent)
+            self._unsent = None
+        conflicts = self._sources.conflicts()
+        if conflicts != self._sent_conflicts:
+            await self._send(frames, TenantConflicts(conflicts))
+            self._sent_conflicts = conflicts
 
     async def _send_config(self, frames: SignedFrames) -> None:
         config = self._sources.model_config()

@@ -13,29 +13,25 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from baton_gateway.errors import INVALID, Problem, RefusedError
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
+from baton_gateway.tenancy.fetched_keys import FetchedKeys
 from baton_gateway.tenancy.key_files import KeyFiles
 from baton_gateway.tenancy.token_claims import refused
 from baton_gateway.tenancy.token_verifier import TokenVerifier, looks_like_token
+from baton_gateway.tenancy.trusted_identity import Headers, TrustedIdentity, unknown_tenant
+from baton_wire.messages.operator_link import MAX_LIMITS, TenantConflict
 from baton_wire.tenant_table import MAX_SHARD_BYTES, NUM_SHARDS, TenantRow, TenantShard, decode_shard
 
 _log = logging.getLogger("baton.gateway.tenants")
+KEYS = "spec.apiKeys"
 SHARED_SALT = "*shared"
 """The salt of all tenants that share prefixes. No tenant can have this name."""
 _UNAUTHORIZED = Problem(401, INVALID, "The API key is missing or unknown.", None, "invalid_api_key")
 _EXPIRED = Problem(401, INVALID, "The API key has expired.", None, "invalid_api_key")
 FileVersion = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class TenantConflict:
-    """An LLMTenant that cannot be used here, because a key file has the same."""
-
-    tenant: str
-    field: str
-    """`metadata.name`, or the path of a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +49,17 @@ class Tenants:
         table: Path | None = None,
         share: float = 1.0,
         tokens: TokenVerifier | None = None,
+        trusted: TrustedIdentity | None = None,
     ) -> None:
         """`table`: the folder of mounted shards; it may still be empty, and then no LLMTenant is known. `share`: the
         part of a tenant's concurrent sequences that this process may have. `tokens`: checks the tokens that name an
-        LLMTenant; None: no token is accepted. Raises ValueError that names the file and
-        field if a key file is invalid.
+        LLMTenant; None: no token is accepted. `trusted`: who may name one in a header; None: nobody. Raises ValueError
+        that names the file and field if a key file is invalid.
         """
         self._files = None if key_files is None else KeyFiles(key_files)
         self._folder = table
         self._share = share
-        self._tokens = tokens
+        self._tokens, self._trusted = tokens, trusted
         self._versions: dict[str, FileVersion] = {}
         self._unread: set[str] = set()
         """Files that could not be read at the last look."""
@@ -73,7 +70,8 @@ class Tenants:
         self._slots: dict[str, int] = {}
         """Concurrent sequences that this process may have of a tenant, where that is not its share of them."""
         self._file_names = self._names_in_files()
-        self._reported: frozenset[TenantConflict] = frozenset()
+        self.reported: tuple[TenantConflict, ...] = ()
+        """The conflicts at the last change of the table or of key files."""
         for _ in self.read_table():
             pass
 
@@ -96,6 +94,8 @@ class Tenants:
         then."""
         if self._tokens is not None:
             self._tokens.keys.refresh()
+        if self._trusted is not None:
+            self._trusted.refresh()
         if self._files is not None and self._files.refresh():
             self._file_names = self._names_in_files()
             self._report_conflicts()
@@ -122,6 +122,27 @@ class Tenants:
         if known.expires_s is not None and now_s >= known.expires_s:
             raise RefusedError(_EXPIRED)
         return known.tenant
+
+    def identified(self, headers: Headers, certificate: Mapping[str, Any] | None) -> Tenant | None:
+        """Return the tenant that a trusted gateway names in a header; None: no header names one. `certificate`: of the
+        client, verified. Raises RefusedError (401)."""
+        name = None if self._trusted is None else self._trusted.tenant_of(headers, certificate)
+        if name is None:
+            return None
+        tenant = self.named(name)
+        if tenant is None:
+            raise unknown_tenant()
+        return tenant
+
+    async def look_for_keys(self) -> bool:
+        """Fetch the keys of tokens again because one is unknown; returns whether that was done."""
+        keys = None if self._tokens is None else self._tokens.keys
+        return isinstance(keys, FetchedKeys) and await keys.look_again()
+
+    async def keep_keys(self) -> None:
+        """Fetch the keys of tokens at times, where they have a URL."""
+        if self._tokens is not None and isinstance(self._tokens.keys, FetchedKeys):
+            await self._tokens.keys.run()
 
     def find(self, key: str) -> Tenant | None:
         """The tenant that a key was made for; None: there is none. This orders work, and gives access to nothing."""
@@ -150,8 +171,14 @@ class Tenants:
             return ()
         both = [TenantConflict(name, "metadata.name") for name in sorted(self._file_names & self._by_name.keys())]
         taken = self._files.by_digest.keys() & self._by_digest.keys()
-        keys = {self._by_digest[digest].tenant.name for digest in taken}
-        return (*both, *(TenantConflict(name, "spec.apiKeys") for name in sorted(keys - self._file_names)))
+        names = {self._by_digest[digest].tenant.name for digest in taken} - self._file_names
+        keys = [
+            TenantConflict(name, f"{KEYS}[{place}].sha256")
+            for name in sorted(names)
+            for place, key in enumerate(self._rows[name].keys)
+            if key.sha256 in taken
+        ]
+        return (*both, *keys)
 
     # The table --------------------------------------------------------------------------------------------------------
 
@@ -229,12 +256,13 @@ class Tenants:
         return self._renew([name for name in limited if name not in self._slots])
 
     def _report_conflicts(self) -> None:
-        """Log each conflict when it begins: the LLMTenant's status says that gateways let it in."""
+        """Log each conflict when it begins, and keep them for the operator, which sets the LLMTenants' status."""
         conflicts = self.conflicts()
+        known = frozenset(self.reported)
         for conflict in conflicts:
-            if conflict not in self._reported:
+            if conflict not in known:
                 _log.warning("LLMTenant %s: %s is not used: a key file has the same", conflict.tenant, conflict.field)
-        self._reported = frozenset(conflicts)
+        self.reported = conflicts[:MAX_LIMITS]
 
     def _add_keys(self, row: TenantRow) -> None:
         """Add a tenant's keys. A key that another tenant has stays that one's until its shard is renewed."""

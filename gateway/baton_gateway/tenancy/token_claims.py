@@ -25,8 +25,12 @@ class TokenRules(Struct, frozen=True, forbid_unknown_fields=True):
 
     issuer: Text
     audience: Text
-    keys: Text
+    keys: Text | None = None
     """The path of a JWKS file, from the folder of this file."""
+    keys_url: Text | None = None
+    """Its https URL, in place of `keys`."""
+    ca: Text | None = None
+    """The path of a file with the certificate authorities of `keys_url`; None: those of the system."""
     claim: Text = "sub"
     """The claim that names the tenant."""
     algorithms: Annotated[tuple[Algorithm, ...], Meta(min_length=1)] = ALGORITHMS

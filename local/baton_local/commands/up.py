@@ -21,6 +21,7 @@ from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsP
 from baton_control.spec.manifest import read_manifest, read_tenants
 from baton_control.worker_specs import Device
 from baton_gateway.parent_death import die_with_parent
+from baton_gateway.tenancy.key_files import KeyFiles
 from baton_local.errors import StartError
 from baton_local.fetching.default_deployment import as_yaml
 from baton_local.fetching.local_model import (
@@ -128,7 +129,7 @@ def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: 
         site = local_site(run, model, chosen, link.getsockname()[1], emulation, longest_s)
         keys_path = keys.place(run)
         site = replace(site, api_keys_path=None if keys_path is None else str(keys_path))
-        tenants = _tenants(options.manifest, deployment, run)
+        tenants = _tenants(options.manifest, deployment, run, keys_path)
         if tenants is not None:
             site = replace(site, tenants_path=str(run.tenants))
         fleet = plan_fleet(deployment, site)
@@ -137,12 +138,15 @@ def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: 
             return asyncio.run(LocalRuntime(plan, processes, link).serve())
 
 
-def _tenants(manifest: Path | None, deployment: LLMDeployment, run: RunDir) -> LocalTenants | None:
-    """The table of LLMTenants; None: the deployment lets none in. Raises ManifestError, OSError."""
+def _tenants(
+    manifest: Path | None, deployment: LLMDeployment, run: RunDir, keys_path: Path | None
+) -> LocalTenants | None:
+    """The table of LLMTenants; None: the deployment lets none in. Raises ManifestError, OSError, ValueError."""
     if manifest is None:
         return None
     if deployment.spec.gateway.tenants:
-        return LocalTenants(manifest, run.tenants, deployment.metadata.namespace, say)
+        by_digest = {} if keys_path is None else KeyFiles(keys_path).by_digest
+        return LocalTenants(manifest, run.tenants, deployment.metadata.namespace, say, by_digest)
     if read_tenants(manifest):
         say("note: the LLMTenants have no effect: spec.gateway.tenants is false")
     return None

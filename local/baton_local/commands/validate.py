@@ -19,7 +19,8 @@ from baton_control.spec.manifest import (
     parse_tenant,
     read_text,
 )
-from baton_control.spec.tenant_fields import TENANT_KIND
+from baton_control.spec.tenant_fields import TENANT_KIND, LLMTenant
+from baton_control.tenant_compiler import TenantSource, compile_tenants
 from baton_local.errors import StartError
 from baton_local.fleet.degree_check import degree_problems_of_manifest
 from baton_operator.objects.pod_policy import PodPolicy
@@ -27,6 +28,8 @@ from baton_operator.objects.pod_policy import PodPolicy
 GROUP = API_VERSION.partition("/")[0]
 STANDARD_INPUT = "-"
 HERE = Path()
+MAX_NAMED = 8
+"""Tenants that a note names."""
 FOREIGN_KINDS: Mapping[str, str] = {
     "InferenceService": "KServe's InferenceService",
     "LLMInferenceService": "KServe's LLMInferenceService",
@@ -44,21 +47,24 @@ class Checked:
     notes: tuple[str, ...] = ()
     valid: int = 0
     """Valid LLMDeployments."""
-    tenants: int = 0
-    """Valid LLMTenants."""
+    tenants: tuple[tuple[str, LLMTenant], ...] = ()
+    """Valid LLMTenants, each with the place of its document."""
+    letting_in: frozenset[str] = frozenset()
+    """Namespaces with a valid LLMDeployment that lets tenants in."""
 
 
 def run_validate(files: Sequence[str], pod_policy: Path | None) -> int:
     """Check the files; exit status 1 when one is refused or none has an LLMDeployment. Raises LocalError."""
     policy = None if pod_policy is None else read_policy(read_text(pod_policy), str(pod_policy))
     outcomes = [check_text(*_text(file), policy, Path(file).parent) for file in files]
+    outcomes.append(check_together(outcomes))
     for outcome in outcomes:
         for problem in outcome.problems:
             print(f"baton: {problem}", file=sys.stderr)
         for note in outcome.notes:
             print(f"baton: note: {note}", file=sys.stderr)
     faults, valid = sum(len(outcome.problems) for outcome in outcomes), sum(outcome.valid for outcome in outcomes)
-    tenants = sum(outcome.tenants for outcome in outcomes)
+    tenants = sum(len(outcome.tenants) for outcome in outcomes)
     if faults:
         print(f"baton: {faults} {'fault' if faults == 1 else 'faults'}", file=sys.stderr)
         return 1
@@ -94,7 +100,7 @@ def check_text(text: str | ManifestError, name: str, policy: PodPolicy | None, f
         return Checked(tuple(str(problem) for problem in error.problems))
     problems: list[str] = []
     notes: list[str] = []
-    valid = tenants = 0
+    valid, tenants, letting_in = 0, list[tuple[str, LLMTenant]](), set[str]()
     for number, document in enumerate(documents, 1):
         place = name if len(documents) == 1 else f"{name}, document {number}"
         if (other := _other_kind(document)) is not None:
@@ -102,10 +108,42 @@ def check_text(text: str | ManifestError, name: str, policy: PodPolicy | None, f
             continue
         faults = list(_faults(document, policy, folder))
         problems += [f"{place}: {fault}" for fault in faults]
-        is_tenant = _is_tenant(document)
-        valid += not faults and not is_tenant
-        tenants += not faults and is_tenant
-    return Checked(tuple(problems), tuple(notes), valid, tenants)
+        if faults:
+            continue
+        if _is_tenant(document):
+            tenants.append((place, parse_tenant(document)))
+            continue
+        valid += 1
+        deployment = parse_object(document)
+        if deployment.spec.gateway.tenants:
+            letting_in.add(deployment.metadata.namespace)
+    return Checked(tuple(problems), tuple(notes), valid, tuple(tenants), frozenset(letting_in))
+
+
+def check_together(outcomes: Sequence[Checked]) -> Checked:
+    """Check the tenants of all files together: those that a cluster would refuse because of another one, and those of
+    a namespace in which no deployment of these files lets tenants in."""
+    problems, notes = [], []
+    letting_in = frozenset[str]().union(*(outcome.letting_in for outcome in outcomes))
+    placed: list[tuple[str, LLMTenant]] = []
+    for outcome in outcomes:  # files of several sites may have one object each; the last one counts
+        names = {(tenant.metadata.namespace, tenant.metadata.name) for _, tenant in outcome.tenants}
+        placed = [(place, t) for place, t in placed if (t.metadata.namespace, t.metadata.name) not in names]
+        placed += outcome.tenants
+    for namespace in sorted({tenant.metadata.namespace for _, tenant in placed}):
+        own = [(place, tenant) for place, tenant in placed if tenant.metadata.namespace == namespace]
+        sources = [TenantSource(tenant, f"{number:08}") for number, (_, tenant) in enumerate(own)]
+        refusals = compile_tenants(namespace, sources, {}, 0.0).problems
+        for name, problem in refusals.items():
+            place = next(place for place, tenant in reversed(own) if tenant.metadata.name == name)
+            problems.append(f"{place}: {problem}")
+        if letting_in and namespace not in letting_in:
+            shown_names = ", ".join(tenant.metadata.name for _, tenant in own[:MAX_NAMED])
+            notes.append(
+                f"LLMTenants of namespace {namespace} ({shown_names}): no LLMDeployment of that namespace in these"
+                " files lets tenants in (spec.gateway.tenants)"
+            )
+    return Checked(tuple(problems), tuple(notes))
 
 
 def _is_tenant(document: object) -> bool:

@@ -120,6 +120,8 @@ class LocalRuntime:
             self._wake.set,
             None if plan.emulation is None else plan.emulation.prior,
         )
+        if plan.tenants is not None:
+            self._scaling.set_counts(plan.tenants.counts)
 
     async def serve(self) -> int:
         """Start all processes, keep them running, stop them at a signal; returns the exit status."""
@@ -142,6 +144,8 @@ class LocalRuntime:
                             await self._wake.wait()
                     self._wake.clear()
             finally:
+                if self._plan.tenants is not None:
+                    self._plan.tenants.save()
                 health.cancel()
                 await asyncio.wait([health])
         return self._status

@@ -24,6 +24,7 @@ from baton_control.sizing.inputs.sizing_spec import SizingSpec
 from baton_control.sizing.metrics import SizingMetrics
 from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.spec.api import LLMDeployment, ScalingMode
+from baton_control.telemetry.month_counts import MonthCounts
 from baton_control.telemetry.store import TelemetryStore
 from baton_control.telemetry.telemetry_server import TelemetryServer
 from baton_control.telemetry.tenant_metrics import TenantUse
@@ -88,6 +89,10 @@ class Scaling:
     def order(self, flips: tuple[FlipOrder, ...]) -> None:
         """Have the gateways pass these orders on to workers, until the next call replaces them."""
         self._server.order(self._key, flips)
+
+    def set_counts(self, counts: MonthCounts) -> None:
+        """Have the gateways follow, and report to, these counts of tokens of the month."""
+        self._server.tenants.set_counts(self._key.namespace, counts)
 
     def announce(self, history: DeploymentHistory) -> None:
         """Send the history to the gateways, which show it on their page."""

@@ -28,6 +28,8 @@ KEY_BYTES = 32
 LOCK_TRIES = 5
 LOCK_TRY_S = 0.05
 KEPT_S = 7 * 86_400.0
+MONTH_KEPT_S = 32 * 86_400.0
+"""For runs with tenants, whose tokens of the month are counted there."""
 """How long the folder of a run that has ended is kept, with its logs and its memory of sizing."""
 
 
@@ -207,7 +209,7 @@ def _names(runs: list[RunDir]) -> str:
 
 
 def remove_old(base: Path, wall_s: float) -> list[str]:
-    """Remove the folders of runs that ended `KEPT_S` ago or earlier; returns their names.
+    """Remove the folders of runs that ended `KEPT_S` (with tenants `MONTH_KEPT_S`) ago or earlier; returns their names.
 
     Each is renamed while its lock is held, so that a deployment of that name which starts meanwhile makes a new one.
     """
@@ -215,7 +217,8 @@ def remove_old(base: Path, wall_s: float) -> list[str]:
     for run in [RunDir(path) for path in sorted(base.iterdir()) if (path / "lock").is_file()]:
         with suppress(OSError), run.lock.open("r+") as lock:  # BlockingIOError: it runs
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if wall_s - run.lock.stat().st_mtime < KEPT_S:
+            kept_s = MONTH_KEPT_S if run.tenants.is_dir() else KEPT_S
+            if wall_s - run.lock.stat().st_mtime < kept_s:
                 continue
             aside = base / f".removing-{run.root.name}"
             os.rename(run.root, aside)

@@ -72,6 +72,8 @@ TENANT_COLUMNS = (
     Column("Ready", _condition("Ready", "status")),
     AGE,
     Column("Message", _condition("Ready", "message"), is_wide=True),
+    Column("Month", ".status.usage.month", is_wide=True),
+    Column("Tokens", ".status.usage.tokens", "integer", is_wide=True),
 )
 SCALE: Schema = {
     "specReplicasPath": ".spec.replicas",

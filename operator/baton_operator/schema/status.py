@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints
 
 from baton_control.spec.base_model import Model
 from baton_control.spec.pools import MAX_REPLICAS
+from baton_wire.tenant_usage import MAX_TOKENS
 
 SIZING_MEMORY_BYTES = 4096
 
@@ -190,6 +191,15 @@ class DeploymentStatus(Model):
     """Memory of sizing; safe to lose."""
 
 
+class TenantMonth(Model):
+    """Tokens of the month."""
+
+    month: Annotated[str, StringConstraints(max_length=7)]
+    """Month in UTC, such as `2026-11`."""
+    tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+    """Tokens of prompts and answers so far, within 1 % of the limit."""
+
+
 class TenantStatus(Model):
     """The observed state of a tenant; only the operator writes it."""
 
@@ -197,6 +207,8 @@ class TenantStatus(Model):
     """`metadata.generation` that the status is about."""
     conditions: Conditions = ()
     """Ready: gateways let the tenant in."""
+    usage: TenantMonth | None = None
+    """Use of `spec.limits.tokensPerMonth`; absent without that limit."""
 
 
 class PoolFacadeStatus(Model):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from baton_control.names import Key
-from baton_control.telemetry.limit_shares import FORGET_S, LimitShares
+from baton_control.telemetry.limit_shares import FORGET_S, MAX_WANTED, LimitShares
 from baton_control.telemetry.tenant_metrics import TenantUse
 from baton_wire.messages.operator_link import LimitMeasure, LimitUse
 
@@ -36,3 +36,20 @@ def test_what_all_processes_ask_of_a_limit_is_added_and_never_falls() -> None:
     shares.divide(10 * FORGET_S)
     assert value(registry, "baton_tenant_wanted_total", "web", LimitMeasure.OUTPUT) == 200.0
     assert value(registry, "baton_tenant_limit", "web", LimitMeasure.OUTPUT) is None
+
+
+def test_the_page_stays_small_with_a_hundred_thousand_names_and_no_use_is_lost() -> None:
+    registry, shares = CollectorRegistry(), LimitShares()
+    registry.register(TenantUse(lambda: {CHAT: shares}))
+    shares.join(PROCESSES[0])
+    for number in range(100_000):
+        use = LimitUse(f"team-{number:057}", LimitMeasure.REQUESTS, 60.0, 2.0, 1.0)
+        shares.report(PROCESSES[0], (use,), 0, 1.0)
+        if number == 10:
+            registry.collect()
+    page = generate_latest(registry)
+    assert len(page) <= 1 << 20
+    assert len(shares.wanted) <= MAX_WANTED + 1
+    sums = [sample.value for family in registry.collect() for sample in family.samples if "wanted" in sample.name]
+    assert sum(sums) == 200_000.0
+    assert value(registry, "baton_tenant_wanted_total", f"team-{7:057}", LimitMeasure.REQUESTS) == 2.0

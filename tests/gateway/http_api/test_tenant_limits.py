@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import aiohttp
 
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
-from baton_wire.tenant_table import TenantKey, TenantLimits, TenantRow, TenantShard, encode_shard
+from baton_wire.tenant_table import TenantKey, TenantLimits, TenantRow, TenantShard, encode_shard, shard_of
+from baton_wire.tenant_usage import UsageShard, encode_usage, month_at, month_ends_s, usage_file
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
@@ -99,3 +101,67 @@ async def test_an_edited_table_counts_without_a_restart(
         for _ in gateway.server.tenants.read_table():
             pass
         assert [(await ask(gateway, http, name))[0] for name in ("a", "b")] == [401, 200]
+
+
+# Tokens of the month --------------------------------------------------------------------------------------------------
+
+
+def save(folder: Path, name: str, used: int, month: str = "") -> None:
+    """What a tenant used, as it is mounted next to the table."""
+    shard = UsageShard(shard_of(name), month or month_at(time.time()), {name: used} if used else {})
+    (folder / usage_file(shard.place)).write_bytes(encode_usage(shard))
+
+
+async def test_a_tenant_without_tokens_of_the_month_is_told_when_there_are_new_ones_and_not_to_retry(
+    pool: FakePool, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    flags = table(tmp_path, row("a", limits=TenantLimits(tokens_per_month=10_000)), row("b"))
+    save(tmp_path, "a", 9_950)
+    async with running_gateway(pool, flags) as gateway:
+        assert (await ask(gateway, http, "a"))[0] == 200
+        await until(lambda: gateway.server.relay.num_live == 0)
+        assert 9_958 <= (gateway.server.limits.months.used("a") or 0) <= 10_000
+        long = {"messages": [{"role": "user", "content": "word " * 60}]}
+        for stream in (False, True):
+            status, code, headers = await ask(gateway, http, "a", **long, stream=stream)
+            assert (status, code) == (429, "insufficient_quota")
+            rest_s = month_ends_s(month_at(time.time())) - time.time()
+            assert abs(int(headers["retry-after"]) - rest_s) < 120
+            assert headers["x-should-retry"] == "false"
+        assert (await ask(gateway, http, "b", **long))[0] == 200
+
+
+async def test_every_way_of_asking_meets_the_limit_by_the_month(
+    pool: FakePool, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    flags = table(tmp_path, row("a", limits=TenantLimits(tokens_per_month=10)))
+    save(tmp_path, "a", 10)
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: BODY,
+        "/v1/completions": {"model": "tiny", "prompt": ["x", "y"], "max_tokens": 8},
+        "/v1/responses": {"model": "tiny", "input": "x", "max_output_tokens": 16},
+        "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 8},
+    }
+    async with running_gateway(pool, flags) as gateway:
+        for path, body in bodies.items():
+            headers = {"Authorization": "Bearer key-of-a"}
+            async with http.post(gateway.url(path), json=body, headers=headers) as got:
+                error = (await got.json())["error"]
+                assert (got.status, error["code"]) == (429, "insufficient_quota"), path
+
+
+async def test_a_count_that_nobody_knows_is_503_and_known_as_soon_as_it_is_read(
+    pool: FakePool, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    flags = table(tmp_path, row("a", limits=TenantLimits(tokens_per_month=10_000)), row("b"))
+    save(tmp_path, "a", 0, month="2020-01")
+    async with running_gateway(pool, flags) as gateway:
+        status, code, headers = await ask(gateway, http, "a")
+        assert (status, code, headers["retry-after"]) == (503, "quota_unknown", "2")
+        assert (await ask(gateway, http, "b"))[0] == 200
+        save(tmp_path, "a", 0)
+        gateway.server.limits.read_usage()
+        assert (await ask(gateway, http, "a"))[0] == 200
+        (tmp_path / usage_file(shard_of("a"))).write_bytes(b"{")
+        gateway.server.limits.read_usage()
+        assert (await ask(gateway, http, "a"))[0] == 200, "a broken file changes nothing"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.tenancy.tenants import SHARED_SALT, TenantConflict, Tenants
+from baton_gateway.tenancy.tenants import SHARED_SALT, Tenants
+from baton_wire.messages.operator_link import TenantConflict
 from baton_wire.tenant_table import (
     TenantKey,
     TenantLimits,
@@ -130,7 +131,10 @@ def test_key_files_work_unchanged_and_keep_their_names_and_keys(tmp_path: Path) 
     tenants = Tenants(keys, table)
     names = [name_of(tenants, key) for key in ("key-in-file", "key-of-file", "key-in-table", "key-of-third", "key-n")]
     assert names == ["both", "file", None, "third", "new"]
-    assert tenants.conflicts() == (TenantConflict("both", "metadata.name"), TenantConflict("third", "spec.apiKeys"))
+    assert tenants.conflicts() == (
+        TenantConflict("both", "metadata.name"),
+        TenantConflict("third", "spec.apiKeys[1].sha256"),
+    )
     assert tenants.named("both") is None
     keys.write_text("file: key-of-file\n")
     tenants.refresh()
@@ -146,7 +150,7 @@ def test_an_llmtenant_that_a_key_file_keeps_out_is_logged_once(
         tenants.apply(shard(generation, row("both", "k"), row("third", "key-of-the-file")))
     assert caplog.messages == [
         "LLMTenant both: metadata.name is not used: a key file has the same",
-        "LLMTenant third: spec.apiKeys is not used: a key file has the same",
+        "LLMTenant third: spec.apiKeys[0].sha256 is not used: a key file has the same",
     ]
     caplog.clear()
     (tmp_path / "keys").write_text("both: key-of-the-file\nlater: key-of-later\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import hmac
 import json
 import sys
 from pathlib import Path
@@ -15,11 +15,12 @@ from baton_gateway.settings import SettingsError, parse_settings
 from baton_gateway.tenancy.tenants import Tenants
 from baton_gateway.tenancy.token_claims import TokenRules, find_tenant
 from baton_gateway.tenancy.token_verifier import read_verifier
+from baton_testing.gateway.issuer import AUDIENCE, CLAIMS, ISSUER, NOW, Issuer, b64, b64_bytes, write_token_rules
 from baton_wire.tenant_table import TenantRow, TenantShard
 
-NOW = 1_800_000_000.0
-RULES = TokenRules("https://id.example", "baton", "jwks.json", "team")
-CLAIMS: dict[str, Any] = {"iss": RULES.issuer, "aud": "baton", "exp": NOW + 60, "team": "red"}
+DEEP = b'{"a":' * 1_100
+"""JSON that is nested deeper than a parser goes."""
+RULES = TokenRules(ISSUER, AUDIENCE, "jwks.json", claim="team")
 
 
 def test_a_claim_names_the_tenant() -> None:
@@ -59,16 +60,14 @@ def test_a_token_with_other_claims_is_401_with_the_reason(claims: dict[str, Any]
 
 def test_clocks_may_differ_by_the_leeway_alone() -> None:
     assert find_tenant(CLAIMS | {"exp": NOW - 59, "nbf": NOW + 59}, RULES, NOW) == "red"
-    strict = TokenRules(RULES.issuer, RULES.audience, "", RULES.claim, leeway_s=0.0)
+    strict = TokenRules(RULES.issuer, RULES.audience, claim=RULES.claim, leeway_s=0.0)
     with pytest.raises(RefusedError, match="expired"):
         find_tenant(CLAIMS | {"exp": NOW}, strict, NOW)
 
 
 def write_config(folder: Path, keys: list[dict[str, Any]], **fields: Any) -> Path:
     (folder / "jwks.json").write_text(json.dumps({"keys": keys}))
-    rules = {"issuer": RULES.issuer, "audience": RULES.audience, "keys": "jwks.json", "claim": "team"}
-    (folder / "jwt.json").write_text(json.dumps(rules | fields))
-    return folder / "jwt.json"
+    return write_token_rules(folder, **fields)
 
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,31 +101,6 @@ def test_tokens_need_a_table_of_tenants(tmp_path: Path) -> None:
 # Signatures -----------------------------------------------------------------------------------------------------------
 
 
-class Issuer:
-    """An identity provider with one key."""
-
-    def __init__(self, key_id: str, kind: str = "RS256") -> None:
-        self.jwt: Any = pytest.importorskip("jwt", reason="the extra 'jwt' is not installed")
-        keys = "cryptography.hazmat.primitives.asymmetric"
-        ec, ed25519, rsa = (pytest.importorskip(f"{keys}.{name}") for name in ("ec", "ed25519", "rsa"))
-        self.key_id, self.algorithm = key_id, kind
-        makers = {
-            "RS256": lambda: rsa.generate_private_key(65_537, 2_048),
-            "ES256": lambda: ec.generate_private_key(ec.SECP256R1()),
-            "EdDSA": ed25519.Ed25519PrivateKey.generate,
-        }
-        self.private: Any = makers[kind]()
-
-    def public(self, **fields: Any) -> dict[str, Any]:
-        jwk = self.jwt.algorithms.get_default_algorithms()[self.algorithm].to_jwk(self.private.public_key())
-        return {**json.loads(jwk), "kid": self.key_id, **fields}
-
-    def sign(self, claims: dict[str, Any] = CLAIMS, headers: dict[str, Any] | None = None) -> str:
-        headers = {"kid": self.key_id} if headers is None else headers
-        token: str = self.jwt.encode(claims, self.private, self.algorithm, headers=headers)
-        return token
-
-
 def tenants(tmp_path: Path, config: Path) -> Tenants:
     tenants = Tenants(table=tmp_path, tokens=read_verifier(config))
     tenants.apply(TenantShard(0, 1, (TenantRow("red"),)))
@@ -143,8 +117,10 @@ def test_a_signed_token_lets_its_tenant_in(tmp_path: Path, kind: str) -> None:
         known.authenticate(f"Bearer {issuer.sign(CLAIMS | {'team': 'blue'})}", NOW)
 
 
-def b64(content: object) -> str:
-    return base64.urlsafe_b64encode(json.dumps(content).encode()).rstrip(b"=").decode()
+def hs256_with(secret: bytes, body: str) -> str:
+    """A token that is signed with a shared secret, for which everybody's public key is taken."""
+    signed = f"{b64({'alg': 'HS256', 'kid': 'one'})}.{body}"
+    return f"{signed}.{b64_bytes(hmac.digest(secret, signed.encode(), 'sha256'))}"
 
 
 def test_forged_tokens_are_401_with_the_reason(tmp_path: Path) -> None:
@@ -162,6 +138,12 @@ def test_forged_tokens_are_401_with_the_reason(tmp_path: Path) -> None:
         f"{head}.{body}.": "wrong signature",
         f"ey.{body}.{signature}": "malformed",
         "eyx.x.x": "malformed",
+        f"ey{b64_bytes(b'[' * 5_000)}.{body}.{signature}": "malformed",
+        f"{b64_bytes(DEEP)}.{body}.{signature}": "malformed",
+        f"{b64({'alg': 'RS256', 'kid': 'one', 'n': 10**3_000})}.{body}.{signature}": "malformed|wrong signature",
+        f"{b64({'alg': 'RS256', 'jwk': other.public()})}.{body}.{signature}": "unknown key",
+        f"{b64({'alg': 'RS256', 'kid': 'one', 'jku': 'https://evil.example'})}.{body}.{signature}": "wrong signature",
+        hs256_with(issuer.public_pem(), body): "not allowed",
         other.sign(): "wrong signature",
         issuer.sign(headers={"kid": "four"}): "unknown key",
         issuer.sign(headers={"kid": "two"}): "unknown key",

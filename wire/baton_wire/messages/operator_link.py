@@ -1,8 +1,8 @@
 """Messages between a gateway process and the process that sizes the pools: the operator, or the local runtime.
 
 One WebSocket per gateway process, dialled by the gateway. Up: GatewayHello (first), ModelConfigFile, Summary every few
-seconds, Wake at once, LimitReport, Heartbeat. Down: Standby, FlipOrder, TenantTable, LimitOrder,
-HistoryDocument, Heartbeat. Nothing that serves a request waits for this link.
+seconds, Wake at once, LimitReport, MonthReport, TenantConflicts, Heartbeat. Down: Standby, FlipOrder, TenantTable,
+LimitOrder, MonthTotals, HistoryDocument, Heartbeat. Nothing that serves a request waits for this link.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class LimitMeasure(enum.StrEnum):
     CONCURRENT = "maxConcurrent"
 
 
+Month = Annotated[int, Meta(ge=12 * 1970, lt=12 * 10_000)]
+"""A calendar month in UTC: 12 times the year, and the months of it that have passed."""
 TenantName = Annotated[str, Meta(min_length=1, max_length=63)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 ConfigHash = Annotated[str, Meta(max_length=64)]
@@ -113,6 +115,42 @@ class LimitReport(Message, frozen=True, tag=6):
     uses: Annotated[tuple[LimitUse, ...], Meta(max_length=MAX_LIMITS)]
 
 
+class MonthUse(NestedValue, frozen=True):
+    """The use of one tenant's tokens of the month by one process."""
+
+    tenant: TenantName
+    spent: Amount
+    """Tokens of requests that ended since the last report that was acknowledged."""
+    open: Amount
+    """Tokens that requests at work are expected to take."""
+    known: Amount
+    """Tokens of all processes that this end was last given; the other end may have lost them in a restart."""
+
+
+class MonthReport(Message, frozen=True, tag=7):
+    """The use of tokens of the month. One is sent at a time: the next one follows after a MonthTotals that
+    acknowledges it."""
+
+    number: Annotated[int, Meta(ge=1, le=1 << 53)]
+    month: Month
+    """The month that the tokens were spent in."""
+    uses: Annotated[tuple[MonthUse, ...], Meta(max_length=MAX_LIMITS)]
+
+
+class TenantConflict(NestedValue, frozen=True):
+    """An LLMTenant that this gateway does not let in, because a key file has the same."""
+
+    tenant: TenantName
+    field: Annotated[str, Meta(min_length=1, max_length=64)]
+    """`metadata.name`, or the path of a key."""
+
+
+class TenantConflicts(Message, frozen=True, tag=8):
+    """All conflicts of this gateway process, sent when they change. Those above the bound are left out."""
+
+    conflicts: Annotated[tuple[TenantConflict, ...], Meta(max_length=MAX_LIMITS)]
+
+
 class LimitShare(NestedValue, frozen=True):
     """One process's part of one limit from now on."""
 
@@ -168,5 +206,27 @@ class HistoryDocument(Message, frozen=True, tag=20):
     """As `baton_wire.deployment_history` encodes it."""
 
 
-ToOperator = GatewayHello | Summary | Wake | Heartbeat | ModelConfigFile | LimitReport
-ToGateway = Standby | FlipOrder | Heartbeat | TenantTable | LimitOrder | HistoryDocument
+class MonthTotal(NestedValue, frozen=True):
+    """What all processes used of one tenant's tokens of the month."""
+
+    tenant: TenantName
+    used: Amount
+    open: Amount
+    """Tokens that requests at work at other processes are expected to take."""
+
+
+class MonthTotals(Message, frozen=True, tag=21):
+    """The use of tokens of the month, sent when a link begins and after each change."""
+
+    month: Month
+    acknowledged: Count
+    """Number of the last MonthReport of this link that was taken; 0: none."""
+    processes: Annotated[int, Meta(ge=1, le=1 << 16)]
+    """Gateway processes that are linked and share what is left."""
+    totals: Annotated[tuple[MonthTotal, ...], Meta(max_length=MAX_LIMITS)]
+    is_whole: bool
+    """True: with the messages before it on this link every tenant was named that used anything this month."""
+
+
+ToOperator = GatewayHello | Summary | Wake | Heartbeat | ModelConfigFile | LimitReport | MonthReport | TenantConflicts
+ToGateway = Standby | FlipOrder | Heartbeat | TenantTable | LimitOrder | MonthTotals | HistoryDocument

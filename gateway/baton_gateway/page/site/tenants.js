@@ -6,6 +6,7 @@ import { count, percent, tenantName } from "./format.js";
 const LIMITS = {
   requestsPerMinute: "requests a minute", inputTokensPerMinute: "prompt tokens a minute",
   outputTokensPerMinute: "answer tokens a minute", maxConcurrent: "sequences at a time",
+  tokensPerMonth: "tokens this month",
 };
 
 export function showTenants(data) {
@@ -26,7 +27,8 @@ export function showTenants(data) {
 }
 
 function limit(entry) {
-  const share = entry.most ? entry.used / entry.most : 0;
-  const words = `${count(Math.round(entry.used))} of ${count(entry.most)} ${LIMITS[entry.limit] ?? entry.limit}`;
+  const share = entry.most ? (entry.used ?? 0) / entry.most : 0;
+  const used = entry.used === null ? "unknown" : count(Math.round(entry.used));
+  const words = `${used} of ${count(entry.most)} ${LIMITS[entry.limit] ?? entry.limit}`;
   return element("li", {}, meter(share, words, 0.999));
 }

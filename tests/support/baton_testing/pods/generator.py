@@ -27,6 +27,8 @@ class Load:
     url: str
     concurrency: int = 3
     final: Json = field(default_factory=dict)
+    key: str | None = None
+    """The API key of its requests; None: they have none."""
 
     @property
     def command(self) -> list[str]:
@@ -81,6 +83,7 @@ class Load:
             "name": "load",
             "image": self.image,
             "command": ["python", *self.command],
+            "env": [] if self.key is None else [{"name": "BATON_API_KEY", "value": self.key}],
             "volumeMounts": [{"name": "script", "mountPath": "/load"}],
             "securityContext": restricted,
         }

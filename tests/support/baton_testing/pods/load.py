@@ -1,8 +1,9 @@
 """Runs in a Pod: asks a gateway for answers, over and over, and says what came of it. Needs aiohttp, and
 `baton_local.client` beside itself.
 
-`load.py URL CONCURRENCY`. Lines on standard output: `FIRST {…}` the first token ever, `FAIL {…}` each request that did
-not end as it should, `STAT {…}` every second, `END {…}` after SIGTERM, when everything in flight has ended.
+`load.py URL CONCURRENCY`, with an API key in the variable BATON_API_KEY where the gateway needs one. Lines on standard
+output: `FIRST {…}` the first token ever, `FAIL {…}` each request that did not end as it should, `STAT {…}` every
+second, `END {…}` after SIGTERM, when everything in flight has ended.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import json
+import os
 import signal
 import sys
 import time
@@ -89,7 +91,10 @@ async def main() -> None:
     count, stop = Count(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with open_session(120, connect_s=5, fresh=True) as session:  # each request meets the Service anew
+    key = os.environ.get("BATON_API_KEY")
+    async with open_session(
+        120, connect_s=5, fresh=True, api_key=key
+    ) as session:  # each request meets the Service anew
         clients = [client(number, session, url, count, stop) for number in range(concurrency)]
         await asyncio.gather(tell(count, stop), *clients)
     say("END", ok=count.ok, failed=count.failed, answers=count.answers)

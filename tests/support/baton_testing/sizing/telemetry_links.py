@@ -15,10 +15,18 @@ from baton_control.names import Key
 from baton_control.telemetry.telemetry_server import PATH, TelemetryServer
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources, OperatorTimes
 from baton_gateway.reporting.telemetry import LoadTelemetry
+from baton_gateway.tenancy.month_meters import MonthMeters
 from baton_wire.keys import KeyDirectory, write_new_key
 from baton_wire.listening.sockets import bind
 from baton_wire.messages.measures import Backlog, WorkerCondition, WorkerMeasures
-from baton_wire.messages.operator_link import FlipOrder, GatewayHello, LimitOrder, LimitUse
+from baton_wire.messages.operator_link import (
+    MAX_LIMITS,
+    FlipOrder,
+    GatewayHello,
+    LimitOrder,
+    LimitUse,
+    TenantConflict,
+)
 from baton_wire.messages.values import Address, Role
 from baton_wire.session import AlteredFrames
 
@@ -91,6 +99,8 @@ class Gateway:
     uses: tuple[LimitUse, ...] = ()
     limit_orders: list[LimitOrder] = field(default_factory=list)
     histories: list[bytes] = field(default_factory=list)
+    months: MonthMeters = field(default_factory=MonthMeters)
+    conflicts: tuple[TenantConflict, ...] = ()
 
 
 @asynccontextmanager
@@ -112,6 +122,10 @@ async def linking(
         lambda: gateway.uses,
         lambda order: gateway.limit_orders.append(order),
         lambda content: gateway.histories.append(content),
+        lambda is_linked: gateway.months.link_begins() if is_linked else gateway.months.link_ends(),
+        lambda: gateway.months.report(MAX_LIMITS),
+        lambda totals: gateway.months.take(totals),
+        lambda: gateway.conflicts,
     )
     link = OperatorLink(url, KeyDirectory(keys), epoch, GatewayHello("one", 1), sources, AlteredFrames(), times)
     gateway = Gateway(telemetry, link)
