@@ -49,6 +49,8 @@ PLACES: dict[str, str] = {
     Part.PREEMPTED: "decode",
     Part.LOST_ATTEMPT: "workers",
     Part.BACKING_OFF: "workers",
+    Part.GATEWAY_STALLED: "gateway",
+    Part.WORKER_SILENT: "workers",
 }
 """The place that a part of a request's time is spent at. Parts that are left out delay no target."""
 
