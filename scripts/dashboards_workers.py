@@ -199,8 +199,12 @@ HANDOVER = Dashboard(
         Panel(
             "Are all workers linked?",
             COUNT,
-            "Live links between gateway processes and workers. It should be processes times routable workers.",
-            (("{{role}}", "sum by (role) (baton_gateway_links{@})"),),
+            "Live links of the gateway Pods with the fewest and with the most, over all processes of each. Where they"
+            " differ, a gateway lacks workers that another one has.",
+            (
+                ("{{role}}, fewest", "min by (role) (baton_gateway_links{@})"),
+                ("{{role}}, most", "max by (role) (baton_gateway_links{@})"),
+            ),
         ),
         Panel(
             "Are sessions moved away from their cache?",

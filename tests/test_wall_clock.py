@@ -12,6 +12,7 @@ WHY = {
     "gateway/baton_gateway/batches/batch_desk.py": "the expiry of files, which are kept over restarts",
     "gateway/baton_gateway/batches/batch_store.py": "`created_at` of batches",
     "gateway/baton_gateway/batches/file_store.py": "`created_at` and expiry of files",
+    "local/baton_local/kubectl/cluster_page.py": "the time of day of the page's data, to be shown",
     "local/baton_local/kubectl/__main__.py": "how long ago a change was, which has the time of day",
     "gateway/baton_gateway/http_api/lookups.py": "`created` of models",
     "gateway/baton_gateway/http_api/routes.py": "`expires` of keys and tokens, which are times of day",

@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 
-from baton_wire.deployment_history import ChangeKind, HistoryChange, make_change
+from baton_wire.deployment_history import ChangeKind, DeploymentHistory, HistoryChange, make_change
 
+HISTORY_ANNOTATION = "baton.dev/history"
+"""On the object that keeps the history of a deployment on a cluster."""
 MAX_FIELDS = 400
 MAX_VALUE_CHARS = 60
 _HIDDEN = ("env", "podAnnotations", "annotations")
@@ -32,6 +34,21 @@ class HistoryFacts(msgspec.Struct, frozen=True):
     """The most workers that each pool may have."""
     starts: dict[str, int] = {}
     """How often each process has been started, by its name."""
+
+
+class StoredHistory(msgspec.Struct, frozen=True):
+    """A history as it is stored, with the facts that the next look compares."""
+
+    history: DeploymentHistory = DeploymentHistory()
+    facts: HistoryFacts = HistoryFacts()
+
+
+def read_stored(content: object) -> StoredHistory:
+    """Read a history from the text of its annotation; an empty one where there is none that can be read."""
+    try:
+        return msgspec.json.decode(content if isinstance(content, str) else b"{}", type=StoredHistory)
+    except msgspec.DecodeError:
+        return StoredHistory()
 
 
 def find_changes(

@@ -59,6 +59,11 @@ def record_name(deployment: str, content: str) -> str:
     return f"{deployment}-templates-{content}"
 
 
+def history_name(deployment: str) -> str:
+    """The name of the object with what changed lately: `chat-history`."""
+    return f"{deployment}-history"
+
+
 def cache_name(deployment: str) -> str:
     """The name of the volume claim for fetched models: `chat-models`."""
     return f"{deployment}-models"

@@ -196,7 +196,7 @@ class GatewayServer:
             asyncio.create_task(self._every_second()),
             asyncio.create_task(self._watch_helpers()),
             asyncio.create_task(self.tenants.keep_keys()),
-            asyncio.create_task(watch_loop_lag(self.metrics.lagged)),
+            asyncio.create_task(watch_loop_lag(self.metrics.lagged, self.relay.records.interruptions)),
             asyncio.create_task(collect_when_quiet()),
             asyncio.create_task(watch(self._settings.prefill_discovery, self._update_prefill)),
         ]

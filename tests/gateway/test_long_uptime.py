@@ -33,6 +33,7 @@ BOUNDED = {
     "RetryBudgets._by_tenant": "1,024 tenants",
     "RecordRing._kept": "10,000 records, and 32 MiB",
     "RecordRing._addresses": "MAX_ADDRESSES workers",
+    "Interruptions._latest": "MAX_KEPT of this process and its workers",
     "LoadSeries._slots": "MAX_SLOTS of the last hour",
 }
 """Containers that may grow from batch to batch, and their bounds."""

@@ -36,6 +36,8 @@ class ChangeKind(enum.StrEnum):
     """A process ended and was started again."""
     SPEC = "spec"
     VERSION = "version"
+    CONDITION = "condition"
+    """A condition of the deployment on its cluster says that something is not as it should be."""
 
 
 class HistoryChange(msgspec.Struct, frozen=True):

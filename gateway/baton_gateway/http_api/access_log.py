@@ -18,7 +18,7 @@ from aiohttp import web
 
 from baton_gateway.page.viewer import Viewer
 from baton_gateway.records.record_builder import worker_name
-from baton_gateway.records.trail import Moment, Trail
+from baton_gateway.records.trail import Mark, Moment, Trail
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.tracing.trace_context import TraceContext
 
@@ -148,7 +148,7 @@ def _trail_fields(trail: Trail) -> dict[str, Any]:
     if routed is None:
         return fields
     first_s = {
-        mark.worker: mark.at_s
+        mark.worker: mark.at_s - _after_landing_s(mark)
         for mark in trail.marks
         if mark.moment == Moment.FIRST and (mark.run, mark.attempt) == (routed.run, routed.attempt)
     }
@@ -156,3 +156,9 @@ def _trail_fields(trail: Trail) -> dict[str, Any]:
     begun_s, landed_s = first_s.get(routed.worker), first_s.get(routed.decode)
     took_s = None if begun_s is None or landed_s is None else round(max(0.0, landed_s - begun_s), 4)
     return fields | {"route": routed.text, "workers": workers, "handover_s": took_s}
+
+
+def _after_landing_s(mark: Mark) -> float:
+    """Return how long tokens were sent after the KV had landed; 0 where none landed, or it is not known."""
+    times = mark.times
+    return 0.0 if times is None or times.landed_s is None else max(0.0, times.sent_s - times.landed_s)

@@ -10,7 +10,7 @@ from baton_gateway.http_api.access_log import EXCHANGE
 from baton_gateway.http_api.lookups import SERVER
 from baton_gateway.http_api.record_lookup import invalid_query
 from baton_gateway.page.page_desk import PageDesk, parse_page_query
-from baton_gateway.page.static_files import DATA, HEADERS, PAGE, static_files
+from baton_gateway.page.static_files import DATA, HEADERS, PAGE, PARTS, static_files
 from baton_gateway.page.viewer import Viewer
 from baton_gateway.requests.tenant import Tenant
 
@@ -42,6 +42,8 @@ def admin_page(desk: PageDesk) -> Callable[[web.BaseRequest], Awaitable[web.Stre
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse | None:
         path = request.raw_path.partition("?")[0]
+        if path == PARTS:
+            return json_answer(await desk.parts())
         if path != DATA:
             return static_answer(request)
         try:
@@ -68,8 +70,13 @@ def static_answer(request: web.BaseRequest) -> web.StreamResponse | None:
 
 
 async def _data_answer(desk: PageDesk, viewer: Viewer, asked: str | None) -> web.StreamResponse:
+    return json_answer(await desk.document(viewer, asked))
+
+
+def json_answer(body: bytes) -> web.StreamResponse:
+    """Answer with data of the page."""
     headers = {"Content-Type": "application/json", "Cache-Control": "no-store", **SERVER, **HEADERS}
-    return web.Response(body=await desk.document(viewer, asked), headers=headers)
+    return web.Response(body=body, headers=headers)
 
 
 def _query(request: web.BaseRequest) -> str:

@@ -20,6 +20,7 @@ import msgspec
 
 from baton_gateway.page.page_document import MAX_SHOWN, PageInputs, page_document
 from baton_gateway.page.page_part import PagePart, PageQuestion, PartSources
+from baton_gateway.page.replica_parts import ReplicaParts
 from baton_gateway.page.viewer import Viewer
 from baton_gateway.records.record_desk import RecordDesk
 from baton_gateway.records.record_query import MAX_ANSWERED, RecordQuery
@@ -101,6 +102,11 @@ class PageDesk:
             return made.body
         matches = await self._ask(RecordQuery(asked, whose))
         return _encode(page_document(replace(made.inputs, matches=matches)))
+
+    async def parts(self) -> bytes:
+        """Return the parts of all processes of this replica as JSON, for who merges replicas."""
+        parts, silent = await self._parts(PageQuestion())
+        return _encode(ReplicaParts(time.time(), asyncio.get_running_loop().time(), parts, silent))
 
     async def _make(self, viewer: Viewer, whose: str | None) -> _Document:
         (parts, silent), slowest, missed = await asyncio.gather(

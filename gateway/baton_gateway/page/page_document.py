@@ -50,6 +50,8 @@ PLACES: dict[str, str] = {
     Part.PREEMPTED: "decode",
     Part.LOST_ATTEMPT: "workers",
     Part.BACKING_OFF: "workers",
+    Part.GATEWAY_STALLED: "gateway",
+    Part.WORKER_SILENT: "workers",
 }
 """The place that a part of a request's time is spent at. Parts that are left out delay no target."""
 
@@ -70,6 +72,10 @@ class PageInputs:
     """The latest requests that missed a target, failed or were refused."""
     matches: Sequence[RequestRecord] | None = None
     """The records of the id that was asked for; None: none was."""
+    silent_replicas: Sequence[str] = ()
+    """Replicas of the gateway that did not answer, with the reason."""
+    history: bytes = b""
+    """The deployment's history as JSON; empty: the one that a part has."""
 
 
 def page_document(inputs: PageInputs) -> dict[str, Any]:
@@ -135,6 +141,7 @@ def _installation(inputs: PageInputs) -> dict[str, Any]:
             for part in parts
         ],
         "silent": list(inputs.silent),
+        "silent_replicas": list(inputs.silent_replicas),
         "running": sum(part.running for part in parts),
         "waiting": sum(part.waiting for part in parts),
         "latency": {
@@ -154,7 +161,7 @@ def _installation(inputs: PageInputs) -> dict[str, Any]:
         "pools": [_pool(role, [w for w in workers if w.role == role]) for role in sorted({w.role for w in workers})],
         "workers": [msgspec.to_builtins(worker) | {"kv_used": _kv_used([worker])} for worker in workers],
         "series": _series(slots, inputs),
-        "history": _history(parts),
+        "history": _history(inputs),
     }
 
 
@@ -208,8 +215,8 @@ def _series(slots: Sequence[LoadSlot], inputs: PageInputs) -> dict[str, Any]:
     return {"slot_s": SLOT_S, "fields": ["at", *names], "slots": rows}
 
 
-def _history(parts: Iterable[PagePart]) -> Any:
-    content = next((part.history for part in parts if part.history), b"")
+def _history(inputs: PageInputs) -> Any:
+    content = inputs.history or next((part.history for part in inputs.parts if part.history), b"")
     return msgspec.json.decode(content) if content else None
 
 

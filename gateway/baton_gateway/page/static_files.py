@@ -14,6 +14,8 @@ from typing import Final
 
 PAGE: Final = "/ui/"
 DATA: Final = "/ui/data.json"
+PARTS: Final = "/ui/parts.json"
+"""On the admin listener alone: the parts of all processes, for the page over several replicas."""
 _TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _INDEX: Final = "index.html"
 HEADERS: Final = {

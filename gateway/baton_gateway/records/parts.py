@@ -31,6 +31,8 @@ class Part(enum.StrEnum):
     LOST_ATTEMPT = "lost_attempt"
     BACKING_OFF = "backing_off"
     SENDING = "sending"
+    GATEWAY_STALLED = "gateway_stalled"
+    WORKER_SILENT = "worker_silent"
 
 
 MEANINGS: dict[str, str] = {
@@ -49,13 +51,15 @@ MEANINGS: dict[str, str] = {
     Part.FIRST_TOKEN: "drawing the first token",
     Part.RESERVATION: "waiting for blocks at the decode worker",
     Part.TRANSFER: "waiting for the KV: its transfer to the decode worker",
-    Part.DECODE_QUEUE: "waiting for a step of the decode worker after the KV had landed",
+    Part.DECODE_QUEUE: "waiting for a slot and a step of the decode worker after the KV had landed",
     Part.DECODING: "decoding within the target",
     Part.SLOW_GAPS: "decoding beyond the target: steps took long",
     Part.PREEMPTED: "preempted: its blocks went to older requests",
     Part.LOST_ATTEMPT: "an attempt that was lost",
     Part.BACKING_OFF: "waiting before another attempt",
     Part.SENDING: "sending the rest of the answer: the client reads slowly",
+    Part.GATEWAY_STALLED: "this gateway process stood still",
+    Part.WORKER_SILENT: "the worker sent nothing: stopped, without a CPU, or cut off",
 }
 """The meaning of each part, as people read it."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from baton_gateway.records.interruptions import Pause, overlap, place_pauses
 from baton_gateway.records.parts import Part
 from baton_gateway.records.request_record import RecordedAttempt, RecordSpan, RequestRecord, SlowGap
 from baton_gateway.records.trail import Gap, KeptTrail, Mark, Moment
@@ -28,6 +29,13 @@ _PREPARATION = {
     Moment.UNPARKED: Part.PARKED,
 }
 """The part that ends with such a mark."""
+RESUMED_NS = 50_000_000
+"""A wait that began or ended this close to an interruption was made longer by it."""
+_AT_WORKERS = frozenset(
+    {Part.PREFILL_QUEUE, Part.PREFILL, Part.FIRST_TOKEN, Part.RESERVATION, Part.TRANSFER, Part.DECODE_QUEUE}
+)
+_UNINTERRUPTED = frozenset({Part.DECODING, Part.LINKS, Part.GATEWAY_STALLED, Part.WORKER_SILENT})
+"""Parts that hold no interruption, or from which they are taken before."""
 
 
 def worker_name(epoch: bytes) -> str:
@@ -105,7 +113,13 @@ class _Tiling:
     """The attempt at work."""
     _has_token: bool = False
     _is_decoding: bool = False
+    _decoder: bytes = b""
+    """The worker whose tokens come."""
     _unreported: list[str] = field(default_factory=list)
+    _pauses: list[Pause] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pauses = place_pauses(self.trail.stops, self.trail.began_s)
 
     def take(self, mark: Mark) -> None:
         """Take the next mark."""
@@ -167,6 +181,9 @@ class _Tiling:
         if sent is None or (sent.run, sent.attempt) != (mark.run, mark.attempt):
             return
         is_from_decode = mark.worker == sent.decode
+        if self._is_decoding and not is_from_decode:  # overtaken: the decode worker's tokens arrived before
+            self._amend(mark, chunks=None if mark.times is None else mark.times.chunks or None)
+            return
         began = self._ns(sent.at_s)
         is_handed_over = self.cursor > began
         if mark.times is None:
@@ -181,10 +198,11 @@ class _Tiling:
             self._amend(mark, chunks=mark.times.chunks)
         self._has_token = True
         self._is_decoding = is_from_decode or not sent.worker
+        self._decoder = mark.worker
 
     def _tile_prefill_leg(self, mark: Mark, times: LegTimes, began: int) -> None:
-        at = _Joined(began, self._ns(mark.at_s), times)
-        self._to(at.place(0.0), Part.LINKS)
+        at = self._join(mark, times, began)
+        self._links_to(at.place(0.0), at.paused_there)
         if times.began_s is not None:
             self._to(at.place(times.began_s), Part.PREFILL_QUEUE, "", mark.worker)
         if times.computed_s is not None:
@@ -192,18 +210,59 @@ class _Tiling:
             self._to(at.place(times.computed_s), Part.PREFILL, detail, mark.worker)
         is_known = times.computed_s is not None
         self._to(at.place(times.sent_s), Part.FIRST_TOKEN if is_known else Part.PREFILL, "", mark.worker)
-        self._until(mark.at_s, Part.LINKS)
+        self._links_to(at.arrived, at.paused_back)
 
     def _tile_decode_leg(self, mark: Mark, times: LegTimes, began: int, is_handed_over: bool) -> None:
-        at = _Joined(began, self._ns(mark.at_s), times)
+        at = self._join(mark, times, began)
         if not is_handed_over:
-            self._to(at.place(0.0), Part.LINKS)
+            self._links_to(at.place(0.0), at.paused_there)
         if times.reserved_s is not None:
             self._to(at.place(times.reserved_s), Part.RESERVATION, "", mark.worker)
+        if not is_handed_over and times.landed_s is not None:
+            self._tile_overtaken_leg(began, at.place(times.landed_s))
         if times.landed_s is not None:
             self._to(at.place(times.landed_s), Part.TRANSFER, "", mark.worker)
         self._to(at.place(times.sent_s), Part.DECODE_QUEUE, "", mark.worker)
-        self._until(mark.at_s, Part.LINKS)
+        self._links_to(at.arrived, at.paused_back)
+
+    def _tile_overtaken_leg(self, began: int, landed: int) -> None:
+        """Add what the prefill worker did until its KV had landed, if its first tokens arrived at all: those of the
+        decode worker were faster."""
+        sent = self._sent
+        assert sent is not None
+        leg = (Moment.FIRST, sent.run, sent.attempt, sent.worker)
+        first = next((m for m in self.trail.marks if (m.moment, m.run, m.attempt, m.worker) == leg), None)
+        if first is None or first.times is None:
+            self._unreported.append(f"times of the prefill worker {worker_name(sent.worker)}")
+            return
+        at, times = self._join(first, first.times, began), first.times
+        self._links_to(min(landed, at.place(0.0)), at.paused_there)
+        for seconds, part in ((times.began_s, Part.PREFILL_QUEUE), (times.computed_s, Part.PREFILL)):
+            if seconds is not None:
+                self._to(min(landed, at.place(seconds)), part, "", sent.worker)
+
+    def _join(self, mark: Mark, times: LegTimes, began: int) -> _Joined:
+        """Join the clocks by the exchange of a leg. An interruption that its beginning or its end met made that way
+        longer."""
+        arrived = self._ns(mark.at_s)
+        ways = max(0, arrived - began - round(times.sent_s * 1e9))
+        there: list[Pause] = []
+        back: list[Pause] = []
+        for pause in self._pauses:
+            took = min(ways, overlap(pause, began, arrived)) if pause.worker in (b"", mark.worker) else 0
+            start, end = pause.whole
+            is_back = arrived - end <= RESUMED_NS
+            if took and (is_back or start - began <= RESUMED_NS):
+                (back if is_back else there).append(Pause(0, took, pause.worker, pause.text))
+                ways -= took
+        return _Joined(began, arrived, times, there, back)
+
+    def _links_to(self, end: int, pauses: list[Pause]) -> None:
+        """Add the way between two processes, with the interruptions that it waited for."""
+        for pause in pauses:
+            took = min(pause.end - pause.start, end - self.cursor)
+            self._add_pause(self.cursor + took, pause)
+        self._to(end, Part.LINKS)
 
     def _fail(self, mark: Mark) -> None:
         key, detail = (mark.run, mark.attempt), f"{mark.text}, blamed on {worker_name(mark.worker)}"
@@ -244,8 +303,31 @@ class _Tiling:
         """Add a span from the cursor to `end`; none where that is not later."""
         if end > self.cursor:
             name = worker_name(worker) if worker else ""
-            self.spans.append(RecordSpan(part.value, self.cursor, end - self.cursor, detail, name))
+            for pause in self._interruptions(end, part, worker):
+                self._add_span(pause.start, part, detail, name)
+                self._add_pause(min(pause.end, end), pause)
+            self._add_span(end, part, detail, name)
+
+    def _add_span(self, end: int, part: Part, detail: str, worker: str) -> None:
+        if end > self.cursor:
+            self.spans.append(RecordSpan(part.value, self.cursor, end - self.cursor, detail, worker))
             self.cursor = end
+
+    def _add_pause(self, end: int, pause: Pause) -> None:
+        part = Part.WORKER_SILENT if pause.worker else Part.GATEWAY_STALLED
+        self._add_span(end, part, pause.text, worker_name(pause.worker) if pause.worker else "")
+
+    def _interruptions(self, end: int, part: Part, worker: bytes) -> list[Pause]:
+        """Return the pauses that a span until `end` waited for. A worker goes on while this process stands still, and
+        so do helpers; a wait at this process ends when it goes on."""
+        if part in _UNINTERRUPTED:
+            return []
+        here = [pause for pause in self._pauses if pause.end > self.cursor and pause.start < end]
+        if part in (Part.SLOW_GAPS, Part.PREEMPTED):
+            return [pause for pause in here if pause.worker in (b"", self._decoder)]
+        if worker and part in _AT_WORKERS:
+            return [pause for pause in here if pause.worker == worker]
+        return [pause for pause in here if not pause.worker and end - pause.end <= RESUMED_NS]
 
     def _decode_until(self, at_s: float, last: Part | None = None, detail: str = "") -> None:
         """Add the spans of decoding, with slow gaps apart. `last`: what a gap is that was not over by then."""
@@ -280,8 +362,13 @@ class _Joined:
     began: int
     arrived: int
     times: LegTimes
+    paused_there: list[Pause]
+    """Interruptions on the way to the worker."""
+    paused_back: list[Pause]
 
     def place(self, seconds: float) -> int:
-        """Return the place of a time that the worker reported. What the ways took is divided equally between them."""
-        slack = self.arrived - self.began - round(self.times.sent_s * 1e9)
-        return min(self.arrived, self.began + max(0, slack) // 2 + round(seconds * 1e9))
+        """Return the place of a time that the worker reported. What the ways took is divided equally between them, but
+        for interruptions."""
+        there, back = (sum(p.end - p.start for p in pauses) for pauses in (self.paused_there, self.paused_back))
+        slack = self.arrived - self.began - round(self.times.sent_s * 1e9) - there - back
+        return min(self.arrived, self.began + there + max(0, slack) // 2 + round(seconds * 1e9))

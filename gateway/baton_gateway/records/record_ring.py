@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from baton_gateway.records.interruptions import Interruptions
 from baton_gateway.records.record_builder import build_record, worker_name
 from baton_gateway.records.request_record import RequestRecord
 from baton_gateway.records.trail import KeptTrail
@@ -49,6 +50,7 @@ class RecordRing:
         self._kept: deque[bytes] = deque()
         self._bytes = 0
         self._addresses: dict[bytes, str] = {}
+        self.interruptions = Interruptions()
         self.fell_out = 0
         """Records that made room for later ones."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from baton_gateway.records.interruptions import Interruption, Interruptions
 from baton_wire.messages.values import LegTimes
 
 MAX_MARKS = 256
@@ -80,6 +81,8 @@ class Trail:
     num_slow: int = 0
     expected: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
     """The attempt of each leg, by run and worker, whose first tokens have not arrived."""
+    landing: set[tuple[bytes, bytes]] = field(default_factory=set)
+    """The run and worker of each leg that gets the KV of another worker."""
     last_run: bytes = b""
     """The run of the latest first tokens."""
     preempted: list[LegTimes] = field(default_factory=list)
@@ -95,9 +98,17 @@ class Trail:
         self.expected[run, decode] = attempt
         if prefill is not None:
             self.expected[run, prefill] = attempt
+            self.landing.add((run, decode))
+        else:
+            self.landing.discard((run, decode))
 
-    def arrived(self, at_s: float, run: bytes, worker: bytes, times: LegTimes | None) -> None:
-        """Note the first tokens of a leg, and the last times of one that was preempted."""
+    def arrived(
+        self, at_s: float, run: bytes, worker: bytes, times: LegTimes | None, *, has_more: bool = False
+    ) -> None:
+        """Note the first tokens of a leg, and the last times of one that was preempted. `has_more`: it is a first
+        token, and the choice goes on. Where that came with the KV, times come with the next one."""
+        if has_more and times is None and (run, worker) in self.landing:
+            return
         attempt = self.expected.pop((run, worker), None)
         if attempt is not None:
             self.last_run = run
@@ -184,10 +195,13 @@ class KeptTrail(msgspec.Struct, frozen=True, array_like=True):
     last_run: bytes
     preempted: list[LegTimes]
     gap_target_s: float
+    stops: list[Interruption] = []
+    """The interruptions that it may have waited for."""
 
 
-def keep(trail: Trail, facts: TrailFacts) -> KeptTrail:
-    """Build the kept form of a trail."""
+def keep(trail: Trail, facts: TrailFacts, interruptions: Interruptions | None = None) -> KeptTrail:
+    """Build the kept form of a trail. `interruptions`: those of this process; None: not known."""
+    workers = (epoch for mark in trail.marks for epoch in (mark.worker, mark.decode))
     return KeptTrail(
         facts,
         trail.began_s,
@@ -198,4 +212,5 @@ def keep(trail: Trail, facts: TrailFacts) -> KeptTrail:
         trail.last_run,
         trail.preempted,
         trail.gap_target_s,
+        [] if interruptions is None else interruptions.during(trail.began_s, trail.marks[-1].at_s, workers),
     )

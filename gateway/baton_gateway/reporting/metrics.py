@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
@@ -313,10 +314,23 @@ def route_name(route: Route) -> str:
     return "kept" if route.is_prefill_local else "local" if route.is_decode_local else "disaggregated"
 
 
-async def watch_loop_lag(observe: Callable[[float], None]) -> None:
+class LoopWatcher(Protocol):
+    """Follows the timers by which a loop is watched."""
+
+    def expect(self, due_s: float) -> None: ...
+
+    def fired(self, at_s: float) -> None: ...
+
+
+async def watch_loop_lag(observe: Callable[[float], None], watcher: LoopWatcher | None = None) -> None:
     """Observe how many seconds late each of a series of timers fires, for the life of the loop."""
     now = asyncio.get_running_loop().time
     while True:
         due_s = now() + LAG_EVERY_S
+        if watcher is not None:
+            watcher.expect(due_s)
         await asyncio.sleep(LAG_EVERY_S)
-        observe(max(0.0, now() - due_s))
+        at_s = now()
+        observe(max(0.0, at_s - due_s))
+        if watcher is not None:
+            watcher.fired(at_s)

@@ -255,6 +255,9 @@ class Relay:
         for live in list(self._by_ticket.values()):
             self._feed(live, WorkerLost(epoch, is_refusal))
 
+    def worker_silent(self, epoch: bytes, from_s: float, until_s: float) -> None:
+        self.records.interruptions.silent(epoch, from_s, until_s)
+
     def tokens(self, epoch: bytes, frame: Tokens) -> None:
         """Take new tokens, which are delivered soon. Frames of one turn of the loop are written together: where this
         process falls behind, it writes less often."""
@@ -266,7 +269,8 @@ class Relay:
                 if entry.device_s is not None:
                     note_device_time(live, self._table.get(epoch), entry)
                 if live.trail is not None and (live.trail.expected or entry.times is not None):
-                    live.trail.arrived(self._loop.time(), entry.request, epoch, entry.times)
+                    has_more = entry.first_index == 0 and entry.finish is None
+                    live.trail.arrived(self._loop.time(), entry.request, epoch, entry.times, has_more=has_more)
                 self._deliveries.add(live, epoch, entry)
         if has_room:
             self.held.note_room()
@@ -553,7 +557,7 @@ class Relay:
         close_entry(live)
         if live.trail is not None:
             live.note(Moment.CLOSED)
-            kept = keep(live.trail, trail_facts(live, self._rules))
+            kept = keep(live.trail, trail_facts(live, self._rules), self.records.interruptions)
             live.trail = None
             if self.records.is_on:
                 self.records.add(kept)

@@ -22,6 +22,8 @@ GEN_AI_OPT_IN = "gen_ai_latest_experimental"
 PROVIDER = "baton"
 Attribute = str | int | float | bool | tuple[str, ...]
 _PREFILL = frozenset({Part.PREFILL_QUEUE, Part.PREFILL, Part.FIRST_TOKEN})
+_BETWEEN = frozenset({Part.LINKS, Part.GATEWAY_STALLED, Part.WORKER_SILENT})
+"""Parts that belong to a stay that goes on after them."""
 _DECODE = frozenset({Part.RESERVATION, Part.TRANSFER, Part.DECODE_QUEUE, Part.DECODING, Part.SLOW_GAPS, Part.PREEMPTED})
 _ERRORS = ("failed", "refused")
 
@@ -133,7 +135,7 @@ def _stays(record: RequestRecord) -> Iterator[_Stay]:
     """Yield the stays in order of time. Time between processes belongs to a stay if that goes on after it."""
     stay, links = _Stay(TracedService.GATEWAY), list[RecordSpan]()
     for span in record.spans:
-        if span.part == Part.LINKS:
+        if span.part in _BETWEEN:
             links.append(span)
             continue
         service, attempt = _place(record, span)

@@ -62,6 +62,8 @@ long frames, holds up no other.
 """
 PAUSE_S = 0.005
 """How long links are not read where too many tokens wait to be delivered."""
+SILENT_S = 0.8
+"""A worker sends a heartbeat after 0.5 s without another message: one that sends nothing for this long was silent."""
 
 REFUSAL_CODES = (
     aiohttp.WSCloseCode.PROTOCOL_ERROR,
@@ -85,6 +87,10 @@ class LinkListener(Protocol):
     def worker_reported(self) -> None: ...
     def worker_lost(self, epoch: bytes, is_refusal: bool = False) -> None:
         """`is_refusal`: the worker lives, and closed the link because of a message."""
+        ...
+
+    def worker_silent(self, epoch: bytes, from_s: float, until_s: float) -> None:
+        """A worker that is heard again had sent nothing for longer than it may."""
         ...
 
     @property
@@ -358,8 +364,15 @@ class WorkerLink:
             await asyncio.gather(*helpers, return_exceptions=True)
 
     async def _read(self, frames: SignedFrames, worker: LinkedWorker, liveness: Liveness) -> None:
+        heard_s = _now()
+
         def note_life() -> None:
-            liveness.heard(_now())
+            nonlocal heard_s
+            now = _now()
+            liveness.heard(now)
+            if now - heard_s >= SILENT_S:
+                self._listener.worker_silent(worker.hello.epoch, heard_s, now)
+            heard_s = now
 
         async def receive() -> bytes:
             while self._listener.is_behind:

@@ -6,7 +6,7 @@ import argparse
 
 from baton_local.argument_types import some_seconds
 
-KINDS = ("decision", "limit", "restart", "spec", "version")
+KINDS = ("decision", "limit", "restart", "spec", "version", "condition")
 """The kinds of changes (`baton_wire.deployment_history.ChangeKind`), whose module the help need not load."""
 
 

@@ -11,19 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from baton_control.history_facts import HistoryFacts, find_changes
-from baton_wire.deployment_history import ChangeKind, DeploymentHistory, make_change
+from baton_control.history_facts import HistoryFacts, StoredHistory, find_changes
+from baton_wire.deployment_history import ChangeKind, make_change
 
 WRITE_S = 5.0
 LOOK_S = 1.0
 MAX_FILE_BYTES = 1 << 20
-
-
-class HistoryFile(msgspec.Struct, frozen=True):
-    """The content of the file."""
-
-    history: DeploymentHistory = DeploymentHistory()
-    facts: HistoryFacts = HistoryFacts()
 
 
 class KeptHistory:
@@ -60,17 +53,17 @@ class KeptHistory:
 
     def write(self, now: float) -> None:
         """Write the file."""
-        self._keep(self._file, msgspec.to_builtins(HistoryFile(self.history, self._facts)), now)
+        self._keep(self._file, msgspec.to_builtins(StoredHistory(self.history, self._facts)), now)
         self._is_written, self._write_at_s = True, now + WRITE_S
 
 
-def read_history(file: Path) -> HistoryFile:
+def read_history(file: Path) -> StoredHistory:
     """Read a history; an empty one where there is none that can be read."""
     try:
         with file.open("rb") as opened:
-            return msgspec.json.decode(opened.read(MAX_FILE_BYTES), type=HistoryFile)
+            return msgspec.json.decode(opened.read(MAX_FILE_BYTES), type=StoredHistory)
     except (OSError, msgspec.DecodeError):
-        return HistoryFile()
+        return StoredHistory()
 
 
 def exit_words(status: int) -> str:

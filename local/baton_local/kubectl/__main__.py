@@ -1,4 +1,4 @@
-"""`kubectl baton`: get, top, explain, history, logs and doctor for deployments on a cluster."""
+"""`kubectl baton`: get, top, explain, history, page, logs and doctor for deployments on a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from baton_local.__main__ import run_command
-from baton_local.argument_types import some_seconds
+from baton_local.argument_types import integer, some_seconds
 from baton_local.command_parser import CommandParser
 from baton_local.commands.history_options import add_filter_options
 from baton_local.explain.explain_options import add_query_options
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "top": _top,
         "explain": _explain,
         "history": _history,
+        "page": _page,
         "logs": _logs,
         "doctor": _doctor,
     }
@@ -43,7 +44,8 @@ def command_line() -> CommandParser:
         "get": ("list deployments with their pools, targets and reasons", _add_format),
         "top": ("watch pools, targets, queue, tenants and links live", _add_top),
         "explain": ("show where a request lost its time, over all gateways", add_query_options),
-        "history": ("show what changed: sizes, limits, restarts", add_filter_options),
+        "history": ("show what changed: sizes, limits, restarts, conditions, spec, images", add_filter_options),
+        "page": ("serve the page over all gateways on this machine", _add_page),
         "logs": ("print the Pods' logs, merged by time", _add_logs),
         "doctor": ("find what keeps the cluster from serving", _add_doctor),
     }
@@ -71,6 +73,12 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
 def _add_top(parser: argparse.ArgumentParser) -> None:
     _add_format(parser)
     parser.add_argument("--once", action="store_true", help="print the page once (default: every 5 s until Ctrl-C)")
+
+
+def _add_page(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--port", type=integer(0, 65_535), default=8001, metavar="N", help="port on 127.0.0.1 (default: %(default)s)"
+    )
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:
@@ -134,6 +142,20 @@ def _history(options: argparse.Namespace) -> int:
 
     changes = read_cluster_history(_access(options), options.name).entries
     return print_history(changes, HistoryOptions(None, options.since, options.kind, options.format), time.time())
+
+
+def _page(options: argparse.Namespace) -> int:
+    from baton_local.kubectl.cluster_page import ClusterPage, run_cluster_page
+    from baton_local.kubectl.cluster_source import choose_deployment
+
+    access = _access(options)
+    name = str(choose_deployment(access, options.name)["metadata"]["name"])
+
+    def ready(port: int) -> None:
+        print(f"the page of {name}: http://127.0.0.1:{port}/ui/ (Ctrl-C ends it)", flush=True)
+
+    run_cluster_page(ClusterPage(access, name), options.port, ready)
+    return 0
 
 
 def _logs(options: argparse.Namespace) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from baton_control.history_facts import HISTORY_ANNOTATION, read_stored
+from baton_control.names import history_name
 from baton_gateway.page.static_files import DATA
 from baton_gateway.records.record_query import RecordQuery, RecordsPage
 from baton_local.errors import LocalError, StartError
@@ -94,10 +96,20 @@ def warn_of(silent: Sequence[str]) -> None:
 
 
 def read_cluster_history(access: PodAccess, name: str | None) -> DeploymentHistory:
-    """Read what the operator announced to the gateways. Raises LocalError where no gateway answers."""
+    """Read what the operator keeps, or, where that may not be read, what it announced to the gateways. Raises
+    LocalError where no gateway answers either."""
     deployment = choose_deployment(access, name)
+    if (stored := stored_history(access, deployment)) is not None:
+        return stored
     answers = ask_gateway_pods(access, deployment, pods_of(access, deployment), DATA)
     return _history(answers.require_one())
+
+
+def stored_history(access: PodAccess, deployment: Json) -> DeploymentHistory | None:
+    """Read the object in which the operator keeps the history; None: there is none, or it may not be read."""
+    record = access.record(history_name(str(deployment["metadata"]["name"]))) or {}
+    annotations = (record.get("metadata") or {}).get("annotations") or {}
+    return read_stored(annotations[HISTORY_ANNOTATION]).history if HISTORY_ANNOTATION in annotations else None
 
 
 def find_records(access: PodAccess, name: str | None, query: RecordQuery) -> FoundRecords:

@@ -51,7 +51,20 @@ class PodAccess:
         query = urlencode({"labelSelector": selector})
         return self._items(f"/api/v1/namespaces/{quote(self.namespace)}/pods?{query}", "list", "pods")
 
+    def record(self, name: str) -> Json | None:
+        """Read a ControllerRevision of the namespace; None: there is none, or it may not be read."""
+        path = f"/apis/apps/v1/namespaces/{quote(self.namespace)}/controllerrevisions/{quote(name)}"
+        try:
+            return self._read(path, "get", "controllerrevisions.apps").body
+        except ClusterRefusal as error:
+            if error.status in (http.client.FORBIDDEN, http.client.NOT_FOUND):
+                return None
+            raise
+
     def _items(self, path: str, verb: str, resource: str) -> list[Json]:
+        return list(self._read(path, verb, resource).body.get("items") or [])
+
+    def _read(self, path: str, verb: str, resource: str) -> ClusterAnswer:
         def read() -> ClusterAnswer | ClusterRefusal:
             try:
                 return self._call.ask("GET", path, None)
@@ -63,7 +76,7 @@ class PodAccess:
         if isinstance(answer, ClusterRefusal):
             raise explain_refusal(answer.status, str(answer), verb, resource, self.namespace) from answer
         assert isinstance(answer, ClusterAnswer)
-        return list(answer.body.get("items") or [])
+        return answer
 
     def pages(self, asked: Sequence[tuple[str, int, str]]) -> list[bytes | str]:
         """Read a page of each Pod, by its name, port and path. Text instead of bytes says why a Pod has none."""

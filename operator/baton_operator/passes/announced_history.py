@@ -1,7 +1,7 @@
-"""The history that gateways get for their page, from what Kubernetes keeps anyway. Pure.
+"""The changes that Kubernetes itself shows at the moment. Pure.
 
-Decisions are in the status, which limit is met is a condition, and each Pod has how its containers last ended. So there
-is nothing to store, no right to ask for, and no write more than before.
+The latest decisions are in the status, which limit is met is a condition, and each Pod has how its containers last
+ended. `stored_history` keeps them longer.
 """
 
 from __future__ import annotations
@@ -10,15 +10,22 @@ import datetime
 from collections.abc import Iterable, Iterator, Mapping
 
 from baton_operator.kube.object_fields import Manifest, integer, mapping, mappings, name_of
-from baton_operator.schema.status import Condition, ConditionType, DeploymentStatus
+from baton_operator.schema.status import Condition, ConditionType, DeploymentStatus, Truth
 from baton_wire.deployment_history import ChangeKind, DeploymentHistory, HistoryChange, make_change
 
 NO_HISTORY = DeploymentHistory()
+_TROUBLES = (
+    (ConditionType.READY, Truth.FALSE),
+    (ConditionType.STALLED, Truth.TRUE),
+    (ConditionType.DEGRADED, Truth.TRUE),
+    (ConditionType.TRANSPORT_VERIFIED, Truth.FALSE),
+)
+"""Conditions that are changes, with the status that is one. Missed targets come and go: the page has them over time."""
 
 
 def status_history(status: DeploymentStatus, pods: Iterable[Manifest], reasons: Mapping[str, str]) -> DeploymentHistory:
     """Return the history of a deployment. `reasons`: why each pool has its present size."""
-    changes = [*_decisions(status), *_limits(status.conditions), *_restarts(pods)]
+    changes = [*_decisions(status), *_limits(status.conditions), *_troubles(status.conditions), *_restarts(pods)]
     changes.sort(key=lambda change: (change.at, change.kind, change.subject, change.text))
     return NO_HISTORY.with_changes(changes).with_reasons(reasons)
 
@@ -34,6 +41,13 @@ def _limits(conditions: Iterable[Condition]) -> Iterator[HistoryChange]:
         if condition.type == ConditionType.SCALING_LIMITED and condition.status == "True":
             at = _seconds(condition.last_transition_time)
             yield make_change(at, ChangeKind.LIMIT, "deployment", condition.message)
+
+
+def _troubles(conditions: Iterable[Condition]) -> Iterator[HistoryChange]:
+    for condition in conditions:
+        if (condition.type, condition.status) in _TROUBLES:
+            at, text = _seconds(condition.last_transition_time), f"{condition.reason}: {condition.message}"
+            yield make_change(at, ChangeKind.CONDITION, f"{condition.type} {condition.status}", text)
 
 
 def _restarts(pods: Iterable[Manifest]) -> Iterator[HistoryChange]:

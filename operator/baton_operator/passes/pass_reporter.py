@@ -39,6 +39,7 @@ from baton_operator.passes.serving import Serving, earliest
 from baton_operator.passes.snapshot import Caches, Snapshot
 from baton_operator.passes.status_events import StatusEvent
 from baton_operator.passes.status_writer import StatusWriter
+from baton_operator.passes.stored_history import HistoryBook, facts_of
 from baton_wire.deployment_history import DeploymentHistory
 from baton_wire.messages.values import Role
 
@@ -87,6 +88,7 @@ class PassReporter:
         self._applier, self._caches, self._now = applier, caches, now
         self._statuses = StatusWriter(api, applier, now, clock)
         self._events = EventReader(api, clock)
+        self._histories = HistoryBook(applier, clock)
         self._memories: dict[str, ReportMemory] = {}
         """By the deployment's uid."""
 
@@ -126,11 +128,14 @@ class PassReporter:
             return 0.0
         status = status_of(result, snapshot.before, self._now())
         reasons = {} if result.sized is None else {role.value: why for role, why in result.sized.reasons.items()}
-        self._announce(snapshot.key, status_history(status, snapshot.live_pods, reasons))
+        present = status_history(status, snapshot.live_pods, reasons)
+        facts = facts_of(mapping(snapshot.raw.get("spec")), spec.rendering.record)
+        self._announce(snapshot.key, self._histories.note(snapshot, present, facts, self._now().timestamp()))
         status_s = await self._statuses.write(snapshot, status)
         await self._write_events(snapshot, plan)
         await self._statuses.write_pools(snapshot, spec.rendering.deployment, plan.pools)
-        return earliest((again_s, status_s, PROBLEM_S if written.problems else None))
+        history_s = await self._histories.write(snapshot, spec.rendering.deployment)
+        return earliest((again_s, status_s, history_s, PROBLEM_S if written.problems else None))
 
     async def refuse(self, snapshot: Snapshot, refusal: RefusedSpec) -> None:
         """Report that a spec is not carried out and that none was before."""
@@ -149,6 +154,7 @@ class PassReporter:
     def forget(self, uid: str) -> None:
         """Drop what is remembered of a deployment that is gone."""
         self._memories.pop(uid, None)
+        self._histories.forget(uid)
 
     def forget_name(self, key: Key) -> None:
         """Drop the Events and the metrics of a name that no deployment has any more."""

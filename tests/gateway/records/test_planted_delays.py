@@ -185,3 +185,60 @@ def test_marks_beyond_the_bound_are_counted_and_the_spans_still_tile() -> None:
     record = build_record(keep(timeline.trail, FACTS))
     check_tiling(record)
     assert record.missing == ["744 marks that did not fit"]
+
+
+def late_prefill(decoding_s: float) -> RequestRecord:
+    """Return the record of a request whose way to the prefill worker takes `LONG_S`, and the way back too: the decode
+    worker's tokens overtake those of the prefill worker."""
+    timeline = Timeline(Stages())
+    timeline.trail.routed(100.0, RUN, 1, P, D, "disaggregated")
+    landed = LONG_S + 0.25
+    timeline.trail.arrived(100.0 + landed + 0.02, RUN, D, LegTimes(landed + 0.01, reserved_s=0.01, landed_s=landed))
+    if decoding_s > LONG_S:
+        timeline.trail.arrived(100.0 + 2 * LONG_S + 0.2, RUN, P, LegTimes(0.2, 0.01, 0.19, 2))
+    timeline.now = 100.0 + landed + decoding_s
+    timeline.after(0.0, Moment.ENDED, text="finished")
+    record = build_record(keep(timeline.trail, FACTS))
+    check_tiling(record)
+    return record
+
+
+def test_a_slow_way_to_the_prefill_worker_is_no_slow_transfer_and_no_part_of_decoding() -> None:
+    record = late_prefill(2 * LONG_S)
+    parts = dict(record.parts())
+    assert round(parts[Part.DECODING] / 1e9) == round(2 * LONG_S)
+    assert round(parts[Part.LINKS] / 1e9, 1) == LONG_S
+    assert parts[Part.PREFILL] == 180_000_000
+    assert parts[Part.TRANSFER] < 100_000_000
+    assert record.attempts[0].chunks == 2
+    assert record.missing == []
+
+
+def test_an_answer_that_is_over_before_the_prefill_worker_reports_says_what_is_missing() -> None:
+    record = late_prefill(0.1)
+    assert record.parts()[0][0] == Part.TRANSFER
+    assert record.missing == ["times of the prefill worker 70707070"]
+
+
+def test_a_wait_for_a_slot_after_the_first_token_landed_is_no_slow_step() -> None:
+    trail = Trail(100.0, 0.05)
+    trail.routed(100.0, RUN, 1, P, D, "disaggregated")
+    trail.arrived(100.2, RUN, P, LegTimes(0.2, 0.0, 0.2))
+    trail.arrived(100.3, RUN, D, None, has_more=True)
+    trail.arrived(100.3 + LONG_S, RUN, D, LegTimes(LONG_S + 0.3, reserved_s=0.0, landed_s=0.3))
+    trail.slow(LONG_S, 100.3 + LONG_S, 0)
+    trail.mark(100.4 + LONG_S, Moment.ENDED, text="finished")
+    record = build_record(keep(trail, FACTS))
+    check_tiling(record)
+    assert record.parts()[0] == (Part.DECODE_QUEUE, round(LONG_S * 1e9))
+    assert record.missing == []
+
+
+def test_a_decode_worker_that_reports_nothing_is_missing_from_its_second_token_on() -> None:
+    trail = Trail(100.0, 0.05)
+    trail.routed(100.0, RUN, 1, P, D, "disaggregated")
+    trail.arrived(100.2, RUN, P, LegTimes(0.2, 0.0, 0.2))
+    trail.arrived(100.3, RUN, D, None, has_more=True)
+    trail.arrived(100.4, RUN, D, None)
+    trail.mark(100.5, Moment.ENDED, text="finished")
+    assert build_record(keep(trail, FACTS)).missing == ["times of the decode worker 64646464"]

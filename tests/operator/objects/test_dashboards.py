@@ -98,6 +98,27 @@ def test_queries_are_about_series_and_labels_that_processes_export(dashboard: Da
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= known
 
 
+def not_over_replicas(query: str) -> list[str]:
+    """The gateway's series in a query that are read one Pod at a time."""
+    over_all = r"(?:sum|min|max) (?:by \((?P<labels>[^)]*)\) )?\((?:rate\(|increase\()?$"
+    wrong = []
+    for match in re.finditer(r"baton_gateway_\w+", query):
+        aggregate = re.search(over_all, query[: match.start()])
+        if aggregate is None or {"pod", "instance"} & set(re.findall(r"\w+", aggregate["labels"] or "")):
+            wrong.append(match[0])
+    return wrong
+
+
+@every_dashboard
+def test_series_of_the_gateway_are_taken_over_all_of_its_replicas(dashboard: Dashboard) -> None:
+    assert [name for query in queries(read(dashboard)) for name in not_over_replicas(query)] == []
+
+
+def test_a_query_about_one_replica_would_be_found() -> None:
+    assert not_over_replicas("sum by (role, pod) (rate(baton_gateway_routed_total{x='1'}[5m]))") != []
+    assert not_over_replicas("baton_gateway_links{x='1'}") != []
+
+
 def test_a_mistake_in_a_query_would_be_found() -> None:
     names = families()
     assert problems("sum (rate(baton_gateway_request_total[5m]))", names) == ["no series baton_gateway_request_total"]

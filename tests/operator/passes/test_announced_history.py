@@ -47,6 +47,16 @@ def test_it_has_decisions_limits_and_restarts_by_time() -> None:
     assert history.reasons == {"decode": "decode 3: forecast"}
 
 
+def test_a_condition_that_something_is_wrong_is_a_change_and_a_good_one_is_none() -> None:
+    wrong = {"type": "Ready", "status": "False", "reason": "MissingSecret", "message": "no Secret 'hf'"}
+    good = {"type": "Stalled", "status": "False", "reason": "Working", "message": "x"}
+    conditions = [condition | {"lastTransitionTime": AT.format(3)} for condition in (wrong, good)]
+    given = DeploymentStatus.model_validate_json(json.dumps({"conditions": conditions}))
+    assert [f"{change.kind} {change.subject}: {change.text}" for change in status_history(given, [], {}).entries] == [
+        "condition Ready False: MissingSecret: no Secret 'hf'"
+    ]
+
+
 def test_a_limit_that_is_not_met_is_no_change_and_the_same_facts_are_the_same_history() -> None:
     assert len(status_history(status("False"), [], {}).entries) == 1
     assert status_history(status(), [], {}) == status_history(status(), [], {})

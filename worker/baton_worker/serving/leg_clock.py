@@ -100,6 +100,12 @@ class LegClock:
             leg.landed_s = now
 
     def report(self, event: Drawn, now: float) -> LegTimes | None:
-        """Return the times that go with these tokens; None: they report none."""
+        """Return the times that go with these tokens; None: they report none.
+
+        The first token of a sequence that landed comes with its KV. The second one says how long it waited for a slot
+        and a step, so it carries the times.
+        """
         leg = self._legs.get(event.key)
-        return None if leg is None else leg.report(now)
+        if leg is None or (leg.landed_s is not None and event.first_index == 0 and event.finish is None):
+            return None
+        return leg.report(now)

@@ -3,7 +3,7 @@
 import { element, find, replace, table } from "./dom.js";
 import { moment } from "./format.js";
 
-const KINDS = { decision: "decisions", limit: "limits met", restart: "restarts", spec: "the specification", version: "versions" };
+const KINDS = { decision: "decisions", limit: "limits met", restart: "restarts", spec: "the specification", version: "versions", condition: "conditions" };
 let latest = null;
 
 export function decisionsOf(history) {

@@ -135,6 +135,8 @@ function figures(data) {
   ];
   const silent = data.silent.length;
   if (silent) tiles.push(["Silent", count(silent), "gateway processes: figures lack their part"]);
+  const replicas = data.silent_replicas ?? [];
+  if (replicas.length) tiles.push(["Silent replicas", count(replicas.length), replicas.join("; ")]);
   return tiles.map(([name, value, note]) =>
     element("div", { class: "tile" }, element("span", { class: "name" }, name), element("strong", {}, value),
       element("span", { class: "muted" }, note)),
