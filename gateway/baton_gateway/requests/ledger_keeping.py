@@ -11,7 +11,7 @@ from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.device_times import pool_seconds
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.record_keeping import operation_of
-from baton_gateway.workers.linked_workers import LinkedWorker
+from baton_gateway.workers.linked_workers import WorkerTable
 from baton_wire.messages.encoding import EncodedPrompt
 from baton_wire.messages.values import TokenEntry
 
@@ -35,9 +35,9 @@ def note_first(live: LiveRequest) -> None:
         live.entry.note_cached(cached)
 
 
-def note_device_time(live: LiveRequest, worker: LinkedWorker | None, message: TokenEntry | EncodedPrompt) -> None:
-    """Note the time that a worker's devices spent on a request so far."""
-    if live.entry is None or worker is None or message.device_s is None:
+def note_device_time(live: LiveRequest, table: WorkerTable, epoch: bytes, message: TokenEntry | EncodedPrompt) -> None:
+    """Note the time that a worker's devices spent on a request so far, where the message has it."""
+    if message.device_s is None or live.entry is None or (worker := table.get(epoch)) is None:
         return
     if 1 <= message.attempt <= live.life.attempt_of(message.request):
         live.device_times.note(message.request, message.attempt, worker.role, message.device_s)

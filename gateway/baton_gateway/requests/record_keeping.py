@@ -9,6 +9,7 @@ from baton_gateway.openai_api.openai_types import ChatRequest
 from baton_gateway.records.trail import SLOW_GAP_S, Moment, Trail, TrailFacts
 from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.live_request import LiveRequest, RelayRules
+from baton_wire.messages.values import TokenEntry
 
 OWN_QUOTA, TURN = "its tenant's own quota", "requests before it"
 
@@ -21,6 +22,12 @@ def begin_trail(
     live.trail = Trail(now if began_s is None else began_s, live.slow_gap_s)
     live.trail.mark(now, Moment.OFFERED)
     live.queued_for = OWN_QUOTA if is_own_quota else TURN
+
+
+def note_arrival(trail: Trail, now: float, epoch: bytes, entry: TokenEntry) -> None:
+    """Note that tokens of a choice came from a worker."""
+    has_more = entry.first_index == 0 and entry.finish is None
+    trail.arrived(now, entry.request, epoch, entry.times, has_more=has_more)
 
 
 def trail_facts(live: LiveRequest, rules: RelayRules) -> TrailFacts:

@@ -31,7 +31,7 @@ from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.model_loads import ModelLoads
 from baton_gateway.requests.parked_requests import select_parked_evictions
 from baton_gateway.requests.prompt_builder import PromptBuilder
-from baton_gateway.requests.record_keeping import begin_trail, trail_facts
+from baton_gateway.requests.record_keeping import begin_trail, note_arrival, trail_facts
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import (
     Action,
@@ -266,11 +266,9 @@ class Relay:
             if (live := self._by_run.get(entry.request)) is not None:
                 if entry.first_index == 0 or entry.finish is not None:
                     has_room |= self._sent.take(entry)
-                if entry.device_s is not None:
-                    note_device_time(live, self._table.get(epoch), entry)
+                note_device_time(live, self._table, epoch, entry)
                 if live.trail is not None and (live.trail.expected or entry.times is not None):
-                    has_more = entry.first_index == 0 and entry.finish is None
-                    live.trail.arrived(self._loop.time(), entry.request, epoch, entry.times, has_more=has_more)
+                    note_arrival(live.trail, self._loop.time(), epoch, entry)
                 self._deliveries.add(live, epoch, entry)
         if has_room:
             self.held.note_room()
@@ -303,7 +301,7 @@ class Relay:
     def encoded(self, epoch: bytes, message: EncodedPrompt) -> None:
         if (live := self._by_run.get(message.request)) is not None:
             self._sent.take_encoded(message.request)
-            note_device_time(live, self._table.get(epoch), message)
+            note_device_time(live, self._table, epoch, message)
             self._feed(live, EncodedArrived(epoch, message))
             self.held.note_room()
 
