@@ -49,6 +49,26 @@ def test_kernels_move_and_sum_the_same_bytes(triton_device: str, shape: tuple[in
     assert torch.equal(landed_sums, sums)
 
 
+@pytest.mark.parametrize("heads", [slice(0, 1), slice(1, 3), slice(2, 4)], ids=str)
+def test_some_heads_of_a_pool_move_as_a_pool_of_those_heads(triton_device: str, heads: slice) -> None:
+    from baton_kernels.kv.gpu.kv_copy import kv_checksums_triton, pack_kv_triton, scatter_kv_triton
+
+    pool, blocks = random_pool((5, 3, 2, 4, 16, 8), triton_device), torch.tensor([4, 1], device=triton_device)
+    part, units = pool[:, :, :, heads], UnitRange(4, 1, 7)
+    sums = kv_checksums_reference(part.contiguous(), blocks, units)
+    assert torch.equal(kv_checksums_triton(part, blocks, units), sums)
+    expected, got = (torch.zeros(6 * part[0].numel() // 4, dtype=pool.dtype, device=triton_device) for _ in range(2))
+    pack_kv_reference(part.contiguous(), blocks, units, expected)
+    pack_kv_triton(part, blocks, units, stream_view(got, part, units), None)
+    assert same_bytes(got, expected)
+    expected_pool, got_pool = (random_pool((5, 3, 2, 4, 16, 8), triton_device, seed=1) for _ in range(2))
+    landed = expected_pool[:, :, :, heads].contiguous()
+    scatter_kv_reference(expected, landed, blocks, units)
+    expected_pool[:, :, :, heads] = landed
+    scatter_kv_triton(stream_view(got, part, units), got_pool[:, :, :, heads], blocks, units, None)
+    assert same_bytes(got_pool, expected_pool)
+
+
 def test_scatter_without_checksums_moves_the_same_bytes(triton_device: str) -> None:
     from baton_kernels.kv.gpu.kv_copy import pack_kv_triton, scatter_kv_triton
 

@@ -50,10 +50,10 @@ class KvPool:
         device: torch.device,
         *,
         with_checksums: bool = True,
-        memory: mmap | None = None,
+        memory: mmap | Tensor | None = None,
     ) -> None:
-        """`with_checksums`: `scatter` returns checksums. `memory`: the pool's bytes, which other processes may map too;
-        None for memory of its own. They are on a CPU, and left as they are."""
+        """`with_checksums`: `scatter` returns checksums. `memory`: the pool's bytes, which other processes may map too:
+        of a CPU, or a tensor of bytes on the device; None for memory of its own. They are left as they are."""
         if geometry.element_bytes != dtype.itemsize:
             raise ValueError(f"element_bytes: {geometry.element_bytes} is not the size of {dtype} ({dtype.itemsize})")
         self.geometry = geometry
@@ -144,11 +144,8 @@ class KvPool:
         copy_blocks(self.tensor, self._table(sources), self._table(targets))
 
     def _of(self, part: PoolPart) -> Tensor:
-        """A view of some layers and heads of all blocks. On a GPU all heads: the kernels count on it."""
-        heads = slice(part.first_head, part.end_head)
-        if self.tensor.is_cuda and part.end_head - part.first_head != self.geometry.kv_heads:
-            raise ValueError(f"part: heads [{part.first_head}, {part.end_head}) of {self.geometry.kv_heads} on a GPU")
-        return self.tensor[:, part.first_layer : part.end_layer, :, heads]
+        """A view of some layers and heads of all blocks."""
+        return self.tensor[:, part.first_layer : part.end_layer, :, part.first_head : part.end_head]
 
     def _table(self, blocks: Sequence[int]) -> Tensor:
         return torch.tensor(blocks, dtype=torch.int64, device=self.tensor.device)
@@ -189,7 +186,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def _elements(memory: mmap, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _elements(memory: mmap | Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    if isinstance(memory, Tensor):
+        return memory[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
 
 

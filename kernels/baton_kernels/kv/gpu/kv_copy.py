@@ -18,11 +18,12 @@ BLOCK = 2048
 
 @triton.jit(do_not_specialize=["group_sides"])
 def _piece_kernel(
-    pool_ptr, stream_ptr, blocks_ptr, sums_ptr, first_unit, block_words, group_sides,
+    pool_ptr, stream_ptr, blocks_ptr, sums_ptr, first_unit, block_words, side_words, group_sides,
     HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, UNIT_TOKENS: tl.constexpr, ROW_WORDS: tl.constexpr,
     BLOCK: tl.constexpr, PACK: tl.constexpr, SCATTER: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """The stream holds all units of the first `group_sides` sides, then all of the next."""
+    """The stream holds all units of the first `group_sides` sides, then all of the next. The pool's heads are HEADS
+    adjacent ones of a side, which has `side_words` with all."""
     PIECE: tl.constexpr = HEADS * UNIT_TOKENS * ROW_WORDS
     HEAD_WORDS: tl.constexpr = UNIT_TOKENS * ROW_WORDS
     UNITS_A_BLOCK: tl.constexpr = BLOCK_TOKENS // UNIT_TOKENS
@@ -30,7 +31,7 @@ def _piece_kernel(
     side = tl.program_id(1)  # layer · 2 + (K, V)
     unit = first_unit + nth
     block = tl.load(blocks_ptr + unit // UNITS_A_BLOCK).to(tl.int64)
-    piece = block * block_words + side * (HEADS * BLOCK_TOKENS * ROW_WORDS) + unit % UNITS_A_BLOCK * HEAD_WORDS
+    piece = block * block_words + side * side_words + unit % UNITS_A_BLOCK * HEAD_WORDS
     group = side // group_sides
     place = (group.to(tl.int64) * tl.num_programs(0) + nth) * group_sides + side % group_sides
     in_stream = place * PIECE
@@ -100,7 +101,7 @@ def _launch(
     _piece_kernel[(units.count, 2 * layers)](
         pool_words,
         pool_words if stream is None else stream.view(torch.int32),
-        blocks.to(kv_pool.device), pool_words if sums is None else sums, units.first, pool_words.stride(0),
+        blocks.to(kv_pool.device), pool_words if sums is None else sums, units.first, *pool_words.stride()[0:3:2],
         2 * layers // groups, heads, block_tokens, units.tokens, row_words,
         min(BLOCK, triton.next_power_of_2(heads * units.tokens * row_words)),
         stream is not None and not scatter, scatter, sums is not None,
