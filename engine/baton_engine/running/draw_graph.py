@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton_engine.running.capturing import Recorder, smallest_at_least
 from baton_engine.running.graph_buffers import GraphBuffers
-from baton_kernels.sampling.sampling import greedy
+from baton_kernels.sampling.sampling import greedy, part_winners
 
 
 class DrawGraphs:
@@ -48,4 +48,9 @@ class DrawGraphs:
 
 
 def _greatest(buffers: GraphBuffers, size: int) -> None:
-    greedy(buffers.model.head(buffers.hidden[:size]), out=buffers.ids[:size])
+    model, ids = buffers.model, buffers.ids[:size]
+    logits = model.drawn_logits(buffers.hidden[:size])
+    if model.vocabulary is None:
+        greedy(logits, out=ids)
+    else:
+        ids.copy_(model.vocabulary.choose(*part_winners(logits, model.vocabulary.first, None)))

@@ -159,10 +159,10 @@ class Sampler:
         return sample(logits, draws) if rows.truncation is None else truncated_draw(logits, rows.truncation, draws)
 
     def _needs_winners(self, rows: _Rows, indices: npt.NDArray[np.int64]) -> bool:
-        """True when the winners of parts of the vocabulary are enough to draw from. Kernels of GPUs find those of the
-        whole vocabulary alone."""
+        """True when the winners of parts of the vocabulary are enough to draw from. A GPU finds noisy ones in the whole
+        vocabulary alone."""
         is_whole = rows.truncation is not None or bool(rows.logprob_rows) or self._is_changed(rows, indices)
-        return not is_whole and self._device.type == "cpu"
+        return not is_whole and (rows.noise is None or self._device.type == "cpu")
 
     def _draw_shared(
         self, share: VocabularyShare, rows: _Rows, indices: npt.NDArray[np.int64], logits: Tensor

@@ -53,11 +53,12 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
 
 
 def part_winners(logits: Tensor, first: int, draws: Draws | None) -> tuple[Tensor, Tensor]:
-    """Each row's winner among the ids from `first` on, on the CPU: logits [N, part] → its score float32 [N], which
-    winners of other parts of the vocabulary are compared with, and its id int64 [N]. Without draws all rows are
-    greedy."""
-    places = greatest(logits)
-    scores = logits.gather(1, places[:, None])[:, 0].float()
+    """Each row's winner among the ids from `first` on: logits [N, part] → its score float32 [N], which winners of other
+    parts of the vocabulary are compared with, and its id int64 [N]. Without draws all rows are greedy; draws are for
+    CPUs."""
+    places = greedy(logits)
+    # Not by the places on a GPU: they mean nothing while kernels are only compiled.
+    scores = (logits.amax(-1) if logits.is_cuda else logits.gather(1, places[:, None])[:, 0]).float()
     drawing = None if draws is None else draws.temperature.nonzero()[:, 0]
     if draws is not None and drawing is not None and len(drawing):
         noisy = noisy_winners(logits.index_select(0, drawing), _rows_of(draws, drawing), first)
