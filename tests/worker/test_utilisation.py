@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton_engine.model.step_cost import CostModel
@@ -37,6 +39,31 @@ def test_old_steps_are_forgotten_by_the_time_that_was_computed_since() -> None:
         seen.observe_step(DECODE, 0.1)
     assert 5 * SMOOTHING_S < 0.1 * 1_000
     assert seen.mbu == pytest.approx((2_200 + 8 * 44) / 0.1 / 1e5, rel=1e-3)
+
+
+def test_ranks_have_ratios_of_their_own_devices_and_the_worker_one_of_all() -> None:
+    half = replace(COSTS, layer_weights=500, head_weights=50, pair_flops=2.0, weight_bytes=1_100, kv_token_bytes=4)
+    seen = Utilisation(Role.DECODE, COSTS, PEAK, [half, COSTS])
+    seen.observe_step(DECODE, 0.05)
+    alone = Utilisation(Role.DECODE, COSTS, PEAK)
+    alone.observe_step(DECODE, 0.05)
+    assert alone.mbu is not None
+    assert seen.mbu == pytest.approx(alone.mbu / 2)
+    samples = {
+        (family.name, sample.labels["rank"]): sample.value
+        for family in seen.collect()
+        for sample in family.samples
+        if "rank" in sample.labels
+    }
+    assert samples["baton_rank_mbu_ratio", "0"] == pytest.approx(alone.mbu / 2)
+    assert samples["baton_rank_mbu_ratio", "1"] == pytest.approx(alone.mbu)
+    assert {name for name, _ in samples} == {"baton_rank_mbu_ratio", "baton_rank_mfu_ratio"}
+
+
+def test_ranks_on_devices_whose_peak_is_unknown_have_no_ratios() -> None:
+    seen = Utilisation(Role.DECODE, COSTS, None, [COSTS, COSTS])
+    seen.observe_step(DECODE, 0.05)
+    assert not [s for family in seen.collect() if family.name.startswith("baton_rank") for s in family.samples]
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton_engine.scheduling.step_load import StepLoad
 from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.sharding.shard_spec import shard_spec
+from baton_wire.models.sharding.tensor_parts import vocabulary_part
 from baton_wire.models.sizes import head_bytes, layer_sizes
 
 
@@ -79,3 +81,14 @@ def cost_model(config: DecoderSpec, element_bytes: int, kv_element_bytes: int) -
         expert_share=share,
         windows={window: count / config.num_layers for window, count in windows.items() if window is not None},
     )
+
+
+def rank_costs(config: DecoderSpec, ranks: int, element_bytes: int, kv_element_bytes: int) -> list[CostModel]:
+    """The cost model of each rank's share. KV of a head counts at every rank that holds it."""
+    costs = []
+    for rank in range(ranks):
+        share = shard_spec(config, rank, ranks)
+        whole, part = cost_model(share, element_bytes, kv_element_bytes), len(vocabulary_part(share, rank, ranks))
+        missing = head_bytes(share, element_bytes) * (config.vocab_size - part) // config.vocab_size
+        costs.append(replace(whole, head_weights=part * config.hidden_size, weight_bytes=whole.weight_bytes - missing))
+    return costs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_engine.model.step_cost import CostModel, cost_model
+from baton_engine.model.step_cost import CostModel, cost_model, rank_costs
 from baton_engine.scheduling.step_load import StepLoad, WindowLoad
 from baton_wire.models.parsing import parse_spec
 
@@ -96,3 +96,14 @@ def test_layers_with_a_window_read_and_attend_to_it_alone() -> None:
     full = model.of(StepLoad(0, 0.0, 0, rows, rows * 1024))
     assert full.bytes - windowed.bytes == pytest.approx(2 * of_layer * rows * (1024 - 128))
     assert full.flops - windowed.flops == pytest.approx(4 * 2 * 64 * rows * (1024 - 128))
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_shares_of_ranks_add_up_to_the_whole(model: CostModel, ranks: int) -> None:
+    shares = rank_costs(parse_spec(LLAMA_8B), ranks, 2, 2)
+    for name in ("layer_weights", "head_weights", "pair_flops", "weight_bytes", "kv_token_bytes"):
+        assert sum(getattr(share, name) for share in shares) == pytest.approx(getattr(model, name), rel=1e-3)
+
+
+def test_kv_of_heads_that_two_ranks_hold_counts_at_both(model: CostModel) -> None:
+    assert sum(share.kv_token_bytes for share in rank_costs(parse_spec(LLAMA_8B), 16, 2, 2)) == 2 * model.kv_token_bytes

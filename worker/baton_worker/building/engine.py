@@ -119,13 +119,13 @@ def build(
         watch_layers=runner.watch_layers,
         masks=masks,
         costs=cost_model(loaded.config, loaded.dtype.itemsize, geometry.element_bytes),
-        peak=_peak(device, loaded.dtype),
+        peak=peak_of_device(device, loaded.dtype),
         stages=stages.seconds,
         kernels=None if kernels is None else kernels.here,
     )
 
 
-def _peak(device: torch.device, dtype: torch.dtype) -> Peak | None:
+def peak_of_device(device: torch.device, dtype: torch.dtype) -> Peak | None:
     """The device's peak rates by its maker's data sheet; None where they are not known: CPUs and float32."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return None

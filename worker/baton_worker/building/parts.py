@@ -59,6 +59,9 @@ class EngineParts:
     costs: CostModel | None = None
     """None when nothing is computed (paced)."""
     peak: Peak | None = None
+    """One device's; None: not known."""
+    rank_costs: Sequence[CostModel] = ()
+    """The costs of each rank's share; empty for a worker of one rank."""
     stages: Mapping[str, float] = field(default_factory=dict)
     """Seconds that each part of the start took, in order."""
     kernels: CompiledHere | None = None

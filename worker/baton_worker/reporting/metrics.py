@@ -6,7 +6,7 @@ when scraped; histograms and outcomes are fed as things happen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
@@ -196,9 +196,10 @@ class WorkerMetrics:
         """Export the KV cache under vLLM's names from now on."""
         self.registry.register(names)
 
-    def watch_costs(self, costs: CostModel | None, peak: Peak | None) -> None:
-        """Export utilisation from now on: the cost of steps over the device's peak. None: not known, not exported."""
-        self._utilisation = None if costs is None else Utilisation(self._role, costs, peak)
+    def watch_costs(self, costs: CostModel | None, peak: Peak | None, ranks: Sequence[CostModel] = ()) -> None:
+        """Export utilisation from now on: the cost of steps over the device's peak. None: not known, not exported.
+        `ranks`: as for `Utilisation`."""
+        self._utilisation = None if costs is None else Utilisation(self._role, costs, peak, ranks)
         if self._utilisation is not None:
             self.registry.register(self._utilisation)
 

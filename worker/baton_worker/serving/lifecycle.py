@@ -151,7 +151,7 @@ class Worker:
         self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._metrics, self._step_log = instruments.metrics, instruments.step_log
-        self._metrics.watch_costs(parts.costs, parts.peak)
+        self._metrics.watch_costs(parts.costs, parts.peak, parts.rank_costs)
         if parts.kernels is not None:
             self._metrics.watch_kernels(parts.kernels)
         self._epoch = process.new_epoch()
