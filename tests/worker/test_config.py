@@ -89,7 +89,14 @@ def test_a_worker_of_one_role_has_one_side(role: Role) -> None:
     [
         (("--tensor-parallel=0",), "0 is not between 1 and 8"),
         (("--tensor-parallel=9",), "9 is not between 1 and 8"),
-        (("--tensor-parallel=2", "--device=cuda"), "--tensor-parallel: 2 with --device cuda.*allowed there: 1"),
+        (
+            ("--tensor-parallel=2", "--device=cuda", "--transport=ucx"),
+            "--transport: ucx .*allowed there: auto, tcp",
+        ),
+        (
+            ("--tensor-parallel=2", "--device=cuda", "--offloaded-layers=3"),
+            "--tensor-parallel: 2 with --offloaded-layers 3; allowed there: 1",
+        ),
         (("--tensor-parallel=2", "--paced=times.json"), "--tensor-parallel: 2 with --paced.*allowed there: 1"),
     ],
 )
@@ -101,3 +108,4 @@ def test_ranks_that_cannot_run_are_refused(flags: tuple[str, ...], message: str)
 def test_a_worker_has_one_rank_unless_it_is_given_more() -> None:
     assert parse(Role.DECODE, BASE).tensor_parallel == 1
     assert parse(Role.DECODE, (*BASE, "--tensor-parallel=2")).tensor_parallel == 2
+    assert parse(Role.DECODE, (*BASE, "--tensor-parallel=2", "--device=cuda")).tensor_parallel == 2

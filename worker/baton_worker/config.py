@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import enum
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.models.sharding.degrees import MAX_RANKS
@@ -195,7 +195,13 @@ def parser(role: Role | None) -> argparse.ArgumentParser:
         help="auto: weights as stored in the checkpoint; none: refuse quantised ones",
     )
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="auto: as --dtype; fp8: e4m3, cuda only")
-    add("--tensor-parallel", type=whole_number(1, MAX_RANKS), default=1, metavar="N", help="ranks; cpu only")
+    add(
+        "--tensor-parallel",
+        type=whole_number(1, MAX_RANKS),
+        default=1,
+        metavar="N",
+        help="ranks, on cuda each with a GPU",
+    )
     add("--threads", type=whole_number(1, 1_024), default=1, metavar="N")
     add("--max-context-tokens", type=whole_number(16, 1 << 20), metavar="N")
     add("--kv-cache-bytes", type=whole_number(64 * KIB, 1 << 46), metavar="N")
@@ -254,7 +260,7 @@ def parse(program_role: Role | None, argv: Sequence[str]) -> WorkerConfig:
     if flags["offloaded_layers"] and flags["device"] != "cuda":
         raise ConfigError(f"argument --offloaded-layers: not with --device {flags['device']}; allowed there: 0")
     if flags["tensor_parallel"] > 1:
-        _check_ranks(flags["tensor_parallel"], flags["device"], is_paced=flags["paced"] is not None)
+        _check_ranks(flags)
     flips = program_role is None
     flags.setdefault("keep_answers", flips)
     decodes = program_role is not Role.PREFILL or flags["keep_answers"]
@@ -267,12 +273,17 @@ def parse(program_role: Role | None, argv: Sequence[str]) -> WorkerConfig:
     return WorkerConfig(role=role, flips=flips, **flags)
 
 
-def _check_ranks(ranks: int, device: str, *, is_paced: bool) -> None:
+def _check_ranks(flags: Mapping[str, Any]) -> None:
     """Raises ConfigError where several ranks cannot run."""
-    flag = f"argument --tensor-parallel: {ranks}"
-    if is_paced:
+    flag = f"argument --tensor-parallel: {flags['tensor_parallel']}"
+    if flags["paced"] is not None:
         raise ConfigError(f"{flag} with --paced, of which nothing computes; allowed there: 1")
-    if device != "cpu":
-        raise ConfigError(f"{flag} with --device {device}: ranks on GPUs are not supported yet; allowed there: 1")
+    if flags["offloaded_layers"]:
+        raise ConfigError(f"{flag} with --offloaded-layers {flags['offloaded_layers']}; allowed there: 1")
+    if flags["device"] != "cpu" and flags["transport"] == "ucx":
+        raise ConfigError(
+            "argument --transport: ucx with several ranks on GPUs, whose memory the worker's process cannot register; "
+            "allowed there: auto, tcp"
+        )
     if not hasattr(os, "memfd_create") or not hasattr(os, "eventfd") or not hasattr(os, "pidfd_open"):
         raise ConfigError(f"{flag}: ranks need Linux; allowed on this system: 1")

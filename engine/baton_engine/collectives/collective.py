@@ -7,6 +7,8 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
+from baton_kernels.dense.rms_norm import add_rms_norm
+
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
@@ -34,8 +36,16 @@ class Collective(Protocol):
         """The sum of the ranks' tensors, added up in the order of the ranks: the same bits at every rank."""
         ...
 
+    def all_reduce_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """`add_rms_norm` of the sum of the ranks' tensors [T, H]: the normed rows and the new residual."""
+        ...
+
     def all_gather(self, x: Tensor) -> Tensor:
         """[..., n] of each rank → [..., ranks · n], in the order of the ranks."""
+        ...
+
+    def check(self) -> None:
+        """Raises RankLostError where another rank did not arrive at an exchange that this one has launched."""
         ...
 
 
@@ -51,8 +61,14 @@ class SingleRank:
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
+    def all_reduce_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(x, residual, weight, eps)
+
     def all_gather(self, x: Tensor) -> Tensor:
         return x
+
+    def check(self) -> None:
+        """Do nothing: no other rank can be lost."""
 
 
 SINGLE_RANK: Final = SingleRank()

@@ -21,6 +21,7 @@ from torch import Tensor
 from baton_engine.collectives.collective import RankLostError, RankShare
 from baton_engine.collectives.event_counter import EventCounter
 from baton_engine.memory.shared_memory import SharedMemory
+from baton_kernels.dense.rms_norm import add_rms_norm
 
 SLOT_BYTES: Final = 1 << 20
 DEADLINE_S: Final = 300.0
@@ -98,6 +99,12 @@ class SharedMemoryCollective:
                     wide.add_(part)
                 piece.copy_(wide)
         return total
+
+    def all_reduce_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(self.all_reduce(x), residual, weight, eps)
+
+    def check(self) -> None:
+        """Do nothing: every exchange has waited for all ranks."""
 
     def all_gather(self, x: Tensor) -> Tensor:
         ranks = self._share.ranks

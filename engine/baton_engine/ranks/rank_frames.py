@@ -7,6 +7,9 @@ from typing import Final
 import msgspec
 
 from baton_engine.scheduling.step_plan import StepPlan, StepResult
+from baton_kernels.kv.kv_scales import KV_FP8
+
+KV_DTYPES: Final = {"fp8": KV_FP8}
 
 
 class RankFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -21,6 +24,8 @@ class LoadShare(RankFrame, frozen=True, tag=1):
     """One of `loading.DTYPES`; None: the default for the device."""
     max_context_tokens: int | None
     threads: int
+    gpus: tuple[int, ...] = ()
+    """The GPU of each rank, as this machine numbers them; empty: ranks compute on CPUs."""
 
 
 class MakeRunner(RankFrame, frozen=True, tag=2):
@@ -30,7 +35,9 @@ class MakeRunner(RankFrame, frozen=True, tag=2):
     block_tokens: int
     max_slots: int
     decodes: bool
-    hands_over: bool
+    hands_over: bool = False
+    kv_dtype: str | None = None
+    """One of `KV_DTYPES`; None: the model's."""
 
 
 class WatchLayers(RankFrame, frozen=True, tag=3):
@@ -62,10 +69,15 @@ class ShareLoaded(RankFrame, frozen=True, tag=11):
     """The first rank's, which hashes the files' content; the others read no more than their share."""
     generates: bool
     """False: the checkpoint has no head for tokens."""
+    free_bytes: int | None = None
+    """Free memory of the rank's GPU; None for ranks on CPUs."""
 
 
 class RankReady(RankFrame, frozen=True, tag=12):
     """Rank to worker: plans may come."""
+
+    pool: bytes | None = None
+    """Handle of the memory of the KV pool on the rank's GPU; None: the pool is in the worker's shared memory."""
 
 
 class RankRefused(RankFrame, frozen=True, tag=13):

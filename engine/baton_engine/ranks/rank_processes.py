@@ -24,6 +24,7 @@ import msgspec
 
 from baton_engine.collectives.collective import RankLostError
 from baton_engine.collectives.event_counter import EventCounter
+from baton_engine.collectives.shared_device_memory import DeviceMemoryHandle
 from baton_engine.collectives.shared_memory_collective import CollectiveParts
 from baton_engine.memory.shared_memory import SharedMemory
 from baton_engine.ranks.byte_ring import RingReader, RingWriter
@@ -60,6 +61,13 @@ STEP_S: Final = 600.0
 KILL_S: Final = 30.0
 """The longest wait for the end of a killed rank. It frees its memory in its own time slices: some 0.1 s of work, which
 take a process of low priority many seconds on a machine that is busy."""
+
+WITHOUT_MULTICAST: Final = {
+    "NCCL_NVLS_ENABLE": "0",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
+"""Environment of ranks: no library in them uses NVLink multicast, which can put a host's GPUs out of service."""
 
 NOT_FOR_RANKS: Final = (*DELIBERATE, *WITHOUT_MEANING, signal.SIGHUP)
 """Signals that a whole group of processes gets: a worker that drains needs its ranks, from their first instant on."""
@@ -123,6 +131,11 @@ class RankProcesses:
         for memory in memories:
             memory.close_descriptor()
         return memories
+
+    def make_runners_on_gpus(self, order: MakeRunner) -> list[DeviceMemoryHandle]:
+        """Let every rank make its pool and its runner on its GPU. Returns the handles of the pools' memories. Raises
+        MemoryError and RankLostError."""
+        return [DeviceMemoryHandle.parse(ready.pool or b"") for ready in self._ask(order, RankReady)]
 
     def send(self, frame: RankFrame) -> None:
         self._check()
@@ -212,7 +225,8 @@ class RankProcesses:
         argv = [sys.executable, "-m", "baton_engine.ranks.rank_main"]
         argv += ["--rank", str(rank), "--ranks", str(self.ranks), "--parent", str(os.getpid())]
         argv += ["--descriptors", ",".join(map(str, descriptors))]
-        popen = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=descriptors)
+        environment = os.environ | WITHOUT_MULTICAST
+        popen = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment)
         return _Process(rank, ends, popen, os.pidfd_open(popen.pid), RingReader(ends.reports))
 
     def _watch(self, processes: Sequence[_Process]) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.dense.rms_norm import add_rms_norm_reference
-from baton_kernels.exchange.rank_region import SLOT_BYTES, RankRegion
+from baton_kernels.exchange.rank_region import SLOT_BYTES, RankRegion, wide_dtype
 
 ONE_SHOT_BYTES: Final = 1 << 20
 """Up to this every rank adds up everything; beyond, a part each, which all read then."""
@@ -45,11 +45,6 @@ def rank_sum_norm_reference(
 def rank_gather_reference(parts: Sequence[Tensor]) -> Tensor:
     """The formula above, written out."""
     return torch.cat(list(parts), -1)
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which tensors of a dtype are added up."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def rank_sum(x: Tensor, region: RankRegion) -> Tensor:

@@ -13,10 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import torch
 from torch import Tensor
 
 PROGRAMS: Final = 128
-"""Programs of every exchange. All of them run at once on any GPU that has room for so many."""
+"""Programs of every exchange. A GPU that serves models has room for all of them at once."""
 MAX_RANKS: Final = 8
 SLOT_BYTES: Final = 16 << 20
 SIGNAL_BYTES: Final = 4 * PROGRAMS * MAX_RANKS
@@ -38,3 +39,8 @@ class RankRegion:
     state: Tensor
     """[STATE_WORDS] int32 on the rank's device: each program's turns, then whether a rank is lost. Zero at first."""
     most_looks: int = MOST_LOOKS
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which tensors of a dtype are added up."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

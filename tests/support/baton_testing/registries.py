@@ -26,7 +26,8 @@ from baton_worker.reporting.views import EngineSnapshot, TransferView
 
 def worker_registry(role: Role = Role.DECODE) -> CollectorRegistry:
     metrics = WorkerMetrics(role)
-    metrics.watch_costs(CostModel(1, 1, 1.0, 1, 1), Peak(1.0, 1.0))
+    costs = CostModel(1, 1, 1.0, 1, 1)
+    metrics.watch_costs(costs, Peak(1.0, 1.0), [costs])
     metrics.report_start({"weights": 1.0})
     metrics.watch_kernels(CompiledHere())
     metrics.observe_step(StepLoad(0, 0.0, 0, 1, 1), 0.1)

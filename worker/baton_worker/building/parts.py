@@ -59,7 +59,7 @@ class EngineParts:
     costs: CostModel | None = None
     """None when nothing is computed (paced)."""
     peak: Peak | None = None
-    """Of one device; None: not known."""
+    """One device's; None: not known."""
     rank_costs: Sequence[CostModel] = ()
     """The costs of each rank's share; empty for a worker of one rank."""
     stages: Mapping[str, float] = field(default_factory=dict)
@@ -89,7 +89,6 @@ def scheduler_of(
         chunk_tokens=config.chunk_tokens,
         max_waiting=config.max_waiting,
         windows=pool.geometry.windows,
-        devices=config.tensor_parallel,
     )
     return Scheduler(settings) if masks is None else Scheduler(settings, masks.compiler.is_ready)
 

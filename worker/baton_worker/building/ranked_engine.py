@@ -1,7 +1,7 @@
 """Build the engine of a worker with several ranks: the ranks are processes, and this one plans for them.
 
-This process holds no weights. It makes the memory of every rank's KV pool and maps it too, so that the hand-over and
-the prefix cache read and write all heads here, without another copy.
+This process holds no weights. It maps the memory of every rank's KV pool too, which it makes itself on a CPU and the
+rank on a GPU, so that the hand-over and the prefix cache read and write all heads here, without another copy.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from mmap import mmap
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
-from baton_engine.memory.shared_memory import SharedMemory
 from baton_engine.model.loading import DTYPES, RANDOM_SCHEME, default_dtype
 from baton_engine.model.model_directory import read_spec
 from baton_engine.model.servable import servable_config
-from baton_engine.model.step_cost import cost_model
+from baton_engine.model.step_cost import cost_model, rank_costs
 from baton_engine.ranks.checkpoint_digest import agreed_share
-from baton_engine.ranks.rank_frames import LoadShare, MakeRunner
+from baton_engine.ranks.rank_frames import KV_DTYPES, LoadShare, MakeRunner, ShareLoaded
 from baton_engine.ranks.rank_processes import RankProcesses
 from baton_engine.ranks.ranked_runner import RankedRunner
 from baton_engine.running.stepper import Stepper
@@ -33,9 +34,10 @@ from baton_wire.models.errors import ModelConfigError, ModelError
 from baton_wire.models.sharding.degrees import check_degree
 from baton_worker.building import block_budget as capacity
 from baton_worker.building.bundle_files import read_bundle
-from baton_worker.building.engine import BLOCK_TOKENS
+from baton_worker.building.engine import BLOCK_TOKENS, peak_of_device
 from baton_worker.building.memory_limit import free_bytes
 from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
+from baton_worker.building.rank_gpus import rank_gpus
 from baton_worker.building.served_model import (
     LoadedFacts,
     StartStages,
@@ -44,6 +46,7 @@ from baton_worker.building.served_model import (
     device_of,
     fingerprint_of,
     model_directory,
+    named_kv_dtype,
     row_masks,
 )
 from baton_worker.building.tasks import encoding_limits
@@ -55,7 +58,8 @@ CPU = torch.device("cpu")
 
 def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], None]) -> EngineParts:
     """Start the ranks, and load and size everything. Raises ConfigError with one line, and RankLostError."""
-    device_of(config)
+    device = device_of(config)
+    gpus = rank_gpus(config.tensor_parallel) if device.type == "cuda" else ()
     torch.set_num_threads(1)
     bundle = read_bundle(model_directory(config.model))
     stages = StartStages()
@@ -64,25 +68,28 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
         try:
             processes = RankProcesses.start(config.tensor_parallel)
             ended.callback(processes.close)
-            model_hash, generates = _load(processes, config)
+            loaded = _load(processes, config, gpus)
+            model_hash, generates = agreed_share(loaded)
             served = replace(served, config=replace(served.config, generates=generates))
             encoding = encoding_limits(served.config, config.tasks)
             stages.end("weights")
-            geometry = kv_geometry(served.config, served.kv_dtype, config.block_tokens or BLOCK_TOKENS["cpu"])
+            geometry = kv_geometry(served.config, served.kv_dtype, config.block_tokens or BLOCK_TOKENS[config.device])
             shapes = rank_geometries(geometry, config.tensor_parallel)
-            sized = _size(config, shapes, served.max_context_tokens)
+            sized = _size(config, shapes, served.max_context_tokens, _free_bytes(loaded, gpus))
             decodes = config.lands or config.keep_answers
             order = MakeRunner(
-                sized.blocks, geometry.block_tokens, config.max_sequences, decodes, hands_over=config.hands_over
+                *(sized.blocks, geometry.block_tokens, config.max_sequences, decodes),
+                hands_over=config.hands_over,
+                kv_dtype=named_kv_dtype(config),
             )
-            memories = processes.make_runners(order, sized.blocks * shapes[0].block_bytes)
+            pools = _make_pools(config, processes, order, served, shapes, gpus)
         except ModelError as error:
             raise ConfigError(f"argument --model: {error}") from error
         except MemoryError as error:
             raise ConfigError(f"argument --tensor-parallel: {config.tensor_parallel}: {error}") from error
         stages.end("ranks")
-        pools = [_map_pool(config, served, *parts) for parts in zip(shapes, memories, strict=True)]
-        pools[0].warm_up()
+        for pool in pools if gpus else pools[:1]:
+            pool.warm_up()
         stages.end("hand-over")
         masks = row_masks(bundle, served.config.vocab_size, config.max_sequences, CPU)
         scheduler = scheduler_of(config, pools[0], served.max_context_tokens, masks)
@@ -100,6 +107,8 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
         watch_layers=runner.watch_layers,
         masks=masks,
         costs=cost_model(served.config, served.dtype.itemsize, geometry.element_bytes),
+        peak=peak_of_device(torch.device("cuda", gpus[0]), served.dtype) if gpus else None,
+        rank_costs=rank_costs(served.config, config.tensor_parallel, served.dtype.itemsize, geometry.element_bytes),
         stages=stages.seconds,
         watch_loss=processes.watch_loss,
         close=processes.close,
@@ -118,29 +127,53 @@ def _read_model(config: WorkerConfig) -> LoadedFacts:
         check_degree(spec, config.tensor_parallel)
     except ModelConfigError as error:
         raise ConfigError(f"argument --tensor-parallel: {error}") from error
-    dtype = default_dtype(spec, CPU) if config.dtype == "auto" else DTYPES[config.dtype]
-    return LoadedFacts(spec, dtype, dtype, context)
+    dtype = default_dtype(spec, torch.device(config.device)) if config.dtype == "auto" else DTYPES[config.dtype]
+    named = named_kv_dtype(config)
+    return LoadedFacts(spec, dtype, dtype if named is None else KV_DTYPES[named], context)
 
 
 def _read_spec(model: str) -> DecoderSpec:
     return servable_config(config_path(model)) if model.startswith(RANDOM_SCHEME) else read_spec(Path(model))
 
 
-def _load(processes: RankProcesses, config: WorkerConfig) -> tuple[str, bool]:
-    """Let the ranks load their shares. Returns the model's hash and whether it generates. Raises ModelError."""
+def _load(processes: RankProcesses, config: WorkerConfig, gpus: tuple[int, ...]) -> list[ShareLoaded]:
+    """Let the ranks load their shares. Raises ModelError and MemoryError."""
     dtype = None if config.dtype == "auto" else config.dtype
-    order = LoadShare(config.model, dtype, config.max_context_tokens, config.threads)
-    return agreed_share(processes.load(order))
+    return processes.load(LoadShare(config.model, dtype, config.max_context_tokens, config.threads, gpus))
 
 
-def _size(config: WorkerConfig, shapes: Sequence[KvGeometry], context: int) -> capacity.Capacity:
+def _free_bytes(loaded: Sequence[ShareLoaded], gpus: tuple[int, ...]) -> int:
+    """Free memory for the KV of all ranks: of this machine, or of as many GPUs as they have, by the fullest."""
+    return min(share.free_bytes or 0 for share in loaded) * len(set(gpus)) if gpus else free_bytes("cpu")
+
+
+def _size(config: WorkerConfig, shapes: Sequence[KvGeometry], context: int, free: int) -> capacity.Capacity:
     """The capacity with pools of these shapes. Memory is counted over all ranks. Raises ConfigError."""
     held = replace(shapes[0], kv_heads=sum(shape.kv_heads for shape in shapes))
-    budget = capacity.kv_budget(config.kv_cache_bytes, free_bytes("cpu"), "cpu")
+    budget = capacity.kv_budget(config.kv_cache_bytes, free, config.device)
     return capacity.decide(held, context, budget, config.landing_bytes, lands=config.lands)
 
 
-def _map_pool(config: WorkerConfig, served: LoadedFacts, shape: KvGeometry, memory: SharedMemory) -> KvPool:
-    blocks = memory.size // shape.block_bytes
+def _make_pools(
+    config: WorkerConfig,
+    processes: RankProcesses,
+    order: MakeRunner,
+    served: LoadedFacts,
+    shapes: Sequence[KvGeometry],
+    gpus: tuple[int, ...],
+) -> list[KvPool]:
+    """Let the ranks make their pools and runners, and map the pools into this process too. Raises MemoryError."""
+    size = order.blocks * shapes[0].block_bytes
+    memories: Sequence[mmap | Tensor]
+    if gpus:
+        handles = processes.make_runners_on_gpus(order)
+        devices = [torch.device("cuda", gpu) for gpu in gpus]
+        memories = [handle.map(size, device) for handle, device in zip(handles, devices, strict=True)]
+    else:
+        devices = [CPU] * len(shapes)
+        memories = [memory.bytes for memory in processes.make_runners(order, size)]
     is_checked = config.verify == Verify.FULL
-    return KvPool(shape, blocks, served.kv_dtype, CPU, with_checksums=is_checked, memory=memory.bytes)
+    return [
+        KvPool(shape, order.blocks, served.kv_dtype, device, with_checksums=is_checked, memory=memory)
+        for shape, device, memory in zip(shapes, devices, memories, strict=True)
+    ]

@@ -53,6 +53,11 @@ def device_of(config: WorkerConfig) -> torch.device:
     return torch.device(config.device)
 
 
+def named_kv_dtype(config: WorkerConfig) -> str | None:
+    """The dtype of KV that was asked for; None: the model's."""
+    return None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+
+
 def row_masks(bundle: TokenizerBundle, vocab_size: int, max_sequences: int, device: torch.device) -> RowMasks:
     """The vocabulary is read in the background: the first grammar comes later."""
 

@@ -58,7 +58,7 @@ def _load(transport: Transport) -> None:
 def transports(config: WorkerConfig) -> tuple[Transport, ...]:
     """The transports that the worker offers. Raises ConfigError when this machine lacks what one needs."""
     try:
-        return offered(TransportChoice(config.transport))
+        return offered(_choice(config))
     except ValueError as error:
         raise ConfigError(f"argument --transport: {error}") from error
 
@@ -69,8 +69,9 @@ def transfer_config(config: WorkerConfig, side: Role) -> TransferConfig:
     Raises ConfigError when this machine lacks what they need.
     """
     transports(config)  # refused here, too: an emulated worker loads nothing ahead
-    transport = TransportChoice(config.transport)
-    common = TransferConfig(verify=Verify(config.verify), transport=transport, min_bytes_per_s=config.min_bandwidth)
+    common = TransferConfig(
+        verify=Verify(config.verify), transport=_choice(config), min_bytes_per_s=config.min_bandwidth
+    )
     if config.device != "cuda":
         return common
     at_once = CUDA_PUT_BYTES if side is Role.PREFILL else CUDA_SCATTER_BYTES
@@ -81,3 +82,11 @@ def transfer_config(config: WorkerConfig, side: Role) -> TransferConfig:
         group_bytes=CUDA_GROUP_BYTES,
         max_groups=CUDA_GROUPS,
     )
+
+
+def _choice(config: WorkerConfig) -> TransportChoice:
+    """The transport that was chosen. KV of several ranks on GPUs goes through the host: a driver exports memory only
+    from the process that allocated it, and the pools belong to the ranks' processes."""
+    if config.tensor_parallel > 1 and config.device == "cuda":
+        return TransportChoice.TCP
+    return TransportChoice(config.transport)

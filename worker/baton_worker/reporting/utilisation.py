@@ -99,10 +99,9 @@ class Utilisation(Collector):
         yield self._counter("baton_busy_seconds", "Time that engine steps took on the device", self._seconds)
         yield self._gauge("baton_mfu_ratio", "Of the device's peak FLOP/s, while it computes", self.mfu)
         yield self._gauge("baton_mbu_ratio", "Of the device's peak memory bandwidth, while it computes", self.mbu)
-        if self._ranks:
-            text = "Of the peak of one rank's device, while it computes its share"
-            yield self._by_rank("baton_rank_mfu_ratio", f"FLOP/s. {text}", [rank.mfu for rank in self._ranks])
-            yield self._by_rank("baton_rank_mbu_ratio", f"Memory bandwidth. {text}", [rank.mbu for rank in self._ranks])
+        text = "Of the peak of one rank's device, while it computes its share"
+        yield self._by_rank("baton_rank_mfu_ratio", f"FLOP/s. {text}", [rank.mfu for rank in self._ranks])
+        yield self._by_rank("baton_rank_mbu_ratio", f"Memory bandwidth. {text}", [rank.mbu for rank in self._ranks])
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=["role"])

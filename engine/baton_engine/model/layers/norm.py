@@ -19,6 +19,7 @@ from torch import Tensor
 
 from baton_engine.collectives.collective import Collective
 from baton_engine.model.layers.linear import Projection, ReadsRounded, product
+from baton_engine.model.layers.summed import SummedProjection
 from baton_kernels.dense.rms_norm import add_rms_norm, add_rms_norm_rounded, rms_norm
 from baton_kernels.dense.rounded_rows import RoundedRows, plain
 
@@ -46,6 +47,9 @@ class WeightedRmsNorm:
         return rms_norm(x, self.weight, self.eps)
 
     def after(self, projection: Projection, x: Tensor | RoundedRows, residual: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(projection, SummedProjection):
+            part = projection.projection(plain(x))
+            return projection.collective.all_reduce_norm(part, residual, self.weight, self.eps)
         return add_rms_norm(product(projection, x), residual, self.weight, self.eps)
 
 

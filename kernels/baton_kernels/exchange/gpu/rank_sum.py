@@ -11,8 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton_kernels.exchange.gpu.signals import end_turn, meet, slot_of
-from baton_kernels.exchange.rank_exchange import wide_dtype
-from baton_kernels.exchange.rank_region import PROGRAMS, RankRegion
+from baton_kernels.exchange.rank_region import PROGRAMS, RankRegion, wide_dtype
 
 BLOCK = 2048
 ALIGNED = 64

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from baton_kernels.exchange.gpu.rank_sum import WIDE, part_of, sum_of_parts
 from baton_kernels.exchange.gpu.signals import end_turn, meet
-from baton_kernels.exchange.rank_exchange import wide_dtype
-from baton_kernels.exchange.rank_region import PROGRAMS, RankRegion
+from baton_kernels.exchange.rank_region import PROGRAMS, RankRegion, wide_dtype
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
 Program p of a rank signals program p of every other rank, and waits for theirs. A signal is the number of the turn,
 doubled, and whether it is the turn's first or second; numbers only grow, and wrap around. A release by the whole
-system makes a program's writes visible to whoever acquires its signal, on another GPU too.
+system makes a program's writes visible to the program that acquires its signal, on another GPU too.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from mmap import mmap
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from baton_engine.collectives.collective import RankLostError
 from baton_engine.grammars.row_masks import RowMasks
@@ -39,18 +41,28 @@ class RankGroup:
 
 
 @contextmanager
-def rank_group(ranks: int, model: Path = FOLDER, blocks: int = 400, slots: int = 16) -> Iterator[RankGroup]:
-    """Ranks that are ready. They are killed at the end."""
+def rank_group(
+    ranks: int, model: Path = FOLDER, blocks: int = 400, slots: int = 16, gpus: tuple[int, ...] = ()
+) -> Iterator[RankGroup]:
+    """Ranks that are ready, on CPUs unless `gpus` names the GPU of each. They are killed at the end."""
     processes = RankProcesses.start(ranks)
     try:
-        processes.load(LoadShare(str(model), None, None, 1))
+        processes.load(LoadShare(str(model), "float32", None, 1, gpus))
         spec = read_spec(model)
         shapes = [kv_geometry(shard_spec(spec, rank, ranks), torch.float32, BLOCK_TOKENS) for rank in range(ranks)]
         order = MakeRunner(blocks, BLOCK_TOKENS, slots, decodes=True, hands_over=True)
-        memories = processes.make_runners(order, blocks * shapes[0].block_bytes)
+        size = blocks * shapes[0].block_bytes
+        memories: list[mmap | Tensor]
+        if gpus:
+            devices = [torch.device("cuda", gpu) for gpu in gpus]
+            handles = processes.make_runners_on_gpus(order)
+            memories = [handle.map(size, device) for handle, device in zip(handles, devices, strict=True)]
+        else:
+            devices = [CPU] * ranks
+            memories = [memory.bytes for memory in processes.make_runners(order, size)]
         pools = [
-            KvPool(shape, blocks, torch.float32, CPU, memory=memory.bytes)
-            for shape, memory in zip(shapes, memories, strict=True)
+            KvPool(shape, blocks, torch.float32, device, memory=memory)
+            for shape, device, memory in zip(shapes, devices, memories, strict=True)
         ]
         group = RankGroup(processes, pools)
         processes.watch_loss(group.losses.append)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from baton_engine.collectives.collective import RankLostError, RankShare
+from baton_kernels.dense.rms_norm import add_rms_norm
 
 T = TypeVar("T")
 WAIT_S: Final = 300.0
@@ -42,8 +43,14 @@ class ThreadCollective:
             total += other
         return total.to(x.dtype)
 
+    def all_reduce_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(self.all_reduce(x), residual, weight, eps)
+
     def all_gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._exchange(x), -1)
+
+    def check(self) -> None:
+        """Do nothing: every exchange has waited for all ranks."""
 
     def _exchange(self, x: Tensor) -> list[Tensor]:
         self.calls += 1
