@@ -27,7 +27,7 @@ class PacedSelector(DefaultSelector):
         self._clock = clock
         self._polled_s = float("-inf")
         self._paused: set[int] = set()
-        epoll: object = getattr(self, "_selector", None)
+        epoll: object = self._selector  # type: ignore[attr-defined]
         self._epoll = epoll if isinstance(epoll, select.epoll) else None
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:

@@ -1,7 +1,7 @@
 """Bounds on a listener's connections: one on all of them, one for each address, and for each owner. Pure.
 
 An owner is whom connections seem to belong to, such as a tenant. It may have eight times as many connections as there
-are places free. So one owner alone has 8 of 9 places, two have 8 of 17 each, and whoever has few always finds one
+are places free. So one owner alone has 8 of 9 places, two have 8 of 17 each, and one with few always finds a place
 (dynamic thresholds, Choudhury and Hahne 1998).
 """
 
@@ -27,7 +27,7 @@ class ConnectionLimits:
 
 
 class ConnectionPlace(NamedTuple):
-    """What a connection counts for. `owner` None: nobody knows whose connections these are."""
+    """The address and the owner that a connection counts for. `owner` None: unknown."""
 
     address: str
     owner: str | None = None

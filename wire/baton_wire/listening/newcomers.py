@@ -64,8 +64,6 @@ class Newcomer(NamedTuple):
 class _Line:
     """Newcomers of one account that have sent something, in turns among their addresses."""
 
-    __slots__ = ("context", "turn", "waiting")
-
     def __init__(self, account: LoopAccount | None) -> None:
         self.waiting: RoundRobin[Newcomer] = RoundRobin()
         self.context: Context = copy_context() if account is None else charged_context(account)

@@ -160,7 +160,7 @@ class VirtualNetwork:
         return self._last_fd
 
     def work(self, seconds: float) -> None:
-        """Let the server work so long."""
+        """Advance the clock by work of the server."""
         self.heap.now += seconds
 
     def measure(self) -> float:
