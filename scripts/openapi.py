@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 import openapi_apis
+import openapi_batches
 from openapi_answers import ANSWERS, ERROR, METHODS, MODEL, PLAIN, REFUSALS, USAGE, Schema
 
 from baton_gateway.answers.tool_use import ToolMode
@@ -377,7 +378,9 @@ def document() -> Schema:
         for place, schema in objects.items():
             schemas[names[place] if place else name] = schema
         bodies[path] = name
-    paths = {path: _operations(path, bodies.get(path)) for path in sorted({*BODIES, *ALL_ANSWERS, *PLAIN})}
+    schemas |= openapi_batches.SCHEMAS
+    paths = {path: _operations(path, bodies.get(path)) for path in {*BODIES, *ALL_ANSWERS, *PLAIN}}
+    paths = dict(sorted({**paths, **openapi_batches.paths()}.items()))
     return {
         "openapi": "3.1.0",
         "info": {

@@ -322,3 +322,36 @@ async def test_a_process_ends_although_its_disk_hangs(tmp_path: Path, monkeypatc
     finally:
         released.set()
     await until(lambda: not service.desk._tasks)
+
+
+@pytest.mark.parametrize("step_s", [3_600.0, -3_600.0])
+async def test_a_clock_that_steps_by_an_hour_ends_no_batch_and_loses_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    real, stepped, may_go_on = time.time, 0.0, asyncio.Event()
+
+    class Slow(Answers):
+        async def answer(self, tenant: str, line: BatchLine) -> LineAnswer:
+            if len(self.asked) >= 10:
+                await may_go_on.wait()
+            return await super().answer(tenant, line) or DONE
+
+    monkeypatch.setattr(time, "time", lambda: real() + stepped)
+    services = [Service(tmp_path, Slow()) for _ in range(2)]
+    batch_id = services[0].begin(40)
+    await until(lambda: sum(len(service.answers.asked) for service in services) >= 10)
+    stepped = step_s
+    services[1].desk._swept_s = -1e9  # a sweep is due, by the stepped clock
+    waiting = services[1].begin(5, "other")
+    may_go_on.set()
+    for service in services:
+        monkeypatch.setattr(service.desk, "_swept_s", -1e9)
+    record, other = await services[1].until_ended(batch_id), await services[0].until_ended(waiting, "other")
+    for service in services:
+        await service.desk.stop()
+    assert (record.status, other.status) == (BatchStatus.COMPLETED, BatchStatus.COMPLETED)
+    assert services[0].read(record) == (ids(40), [])
+    asked = Counter[str]()
+    for service in services:
+        asked += service.answers.asked
+    assert set(asked.values()) == {1}

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_gateway.batches import batch_desk, folder
+from baton_gateway.batches import batch_desk
 from baton_gateway.batches.batch_desk import BatchDesk
 from baton_gateway.batches.batch_record import KEPT_S, BatchStatus
 from baton_gateway.batches.batch_store import BatchPlan, BatchStore
@@ -187,8 +187,12 @@ async def test_a_process_starts_while_its_folder_fails_and_takes_batches_once_it
 ) -> None:
     monkeypatch.setattr(batch_desk, "LOOK_S", 0.01)
     root = tmp_path / "batches"
+
+    def failing(*arguments: Any, **options: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
     with monkeypatch.context() as patched:
-        patched.setattr(folder.Path, "mkdir", lambda *given, **options: (_ for _ in ()).throw(OSError(number, "x")))
+        patched.setattr(Path, "mkdir", failing)
         desk = BatchDesk(root, FileBounds(), 1, NoMetrics())
     desk.start(None)  # type: ignore[arg-type]
     await until(lambda: (root / "active").is_dir() and (root / "tenants").is_dir())

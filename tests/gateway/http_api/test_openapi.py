@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import openapi
+import openapi_batches
 import pytest
 
 from baton_gateway.errors import RefusedError
-from baton_testing.gateway.gateway_process import RunningGateway, ids_of
+from baton_gateway.http_api.batch_api import parse_batch
+from baton_gateway.openai_api.openai_fields import UnknownFields
+from baton_testing.gateway.fake_pool import FakePool
+from baton_testing.gateway.gateway_process import RunningGateway, ids_of, running_gateway
 from baton_testing.gateway.http_client import USER, HttpClient
 
 DOCUMENT: dict[str, Any] = json.loads(openapi.DOCUMENT.read_text(encoding="utf-8"))
@@ -57,9 +62,59 @@ def test_paths_and_methods_are_those_that_are_served(gateway: RunningGateway) ->
     written = {
         path: {name for name in operations if name != "parameters"} for path, operations in DOCUMENT["paths"].items()
     }
-    assert written == {
-        path: {method.lower() for method in methods} for path, methods in gateway.server.api.methods().items()
-    }
+    served = served_by(gateway)
+    assert {path: methods for path, methods in written.items() if path not in openapi_batches.paths()} == served
+
+
+async def test_paths_of_files_and_batches_are_those_of_a_gateway_with_a_folder(pool: FakePool, tmp_path: Path) -> None:
+    async with running_gateway(pool, f"--batch-folder={tmp_path}") as gateway:
+        served = served_by(gateway)
+    for path, operations in openapi_batches.paths().items():
+        assert served[path] == operations.keys() - {"parameters"}
+    assert served.keys() == DOCUMENT["paths"].keys()
+
+
+def served_by(gateway: RunningGateway) -> dict[str, set[str]]:
+    return {path: {method.lower() for method in methods} for path, methods in gateway.server.api.methods().items()}
+
+
+A_BATCH: dict[str, Any] = {"endpoint": "/v1/embeddings", "input_file_id": "x", "completion_window": "24h"}
+AFTER = {"anchor": "created_at", "seconds": 3_600}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_allowed"),
+    [
+        ({}, True),
+        ({"endpoint": "/v1/responses"}, False),
+        ({"input_file_id": 1}, False),
+        ({"completion_window": "1h"}, False),
+        ({"metadata": None}, True),
+        ({"metadata": {str(number): "x" for number in range(16)}}, True),
+        ({"metadata": {str(number): "x" for number in range(17)}}, False),
+        ({"metadata": {"x" * 64: "x" * 512}}, True),
+        ({"metadata": {"x" * 65: "x"}}, False),
+        ({"metadata": {"x": "x" * 513}}, False),
+        ({"metadata": {"x": 1}}, False),
+        ({"output_expires_after": None}, True),
+        ({"output_expires_after": AFTER}, True),
+        ({"output_expires_after": AFTER | {"seconds": 2_592_000}}, True),
+        ({"output_expires_after": AFTER | {"seconds": 2_592_001}}, False),
+        ({"output_expires_after": AFTER | {"seconds": 3_599}}, False),
+        ({"output_expires_after": AFTER | {"anchor": "now"}}, False),
+        ({"output_expires_after": AFTER | {"colour": 1}}, False),
+        ({"colour": 1}, False),
+    ],
+)
+def test_the_document_bounds_a_new_batch_as_the_parser_does(fields: dict[str, Any], is_allowed: bool) -> None:
+    validator = jsonschema.Draft202012Validator(SCHEMAS["BatchRequest"] | {"components": DOCUMENT["components"]})
+    try:
+        parse_batch(A_BATCH | fields, UnknownFields.REFUSE)
+    except RefusedError:
+        is_taken = False
+    else:
+        is_taken = True
+    assert (is_taken, validator.is_valid(A_BATCH | fields)) == (is_allowed, is_allowed)
 
 
 def cases() -> Iterator[Any]:

@@ -69,8 +69,11 @@ def serve(*, load: float, lines_in_hand: int) -> Served:
 
     def next_line(ended: Client | None = None) -> None:
         again_s = 1.0 if ended is not None and ended.problem is not None else 0.0
-        tokens = dice.randint(TOKENS // 2, 3 * TOKENS // 2)
-        pool.heap.after(again_s, lambda: pool.ask(BATCH_OF_TEAM, 200, tokens, on_end=next_line))
+
+        def ask() -> None:
+            pool.ask(BATCH_OF_TEAM, 200, dice.randint(TOKENS // 2, 3 * TOKENS // 2), on_end=next_line)
+
+        pool.heap.after(again_s, ask)
 
     pool._step = counted  # type: ignore[method-assign]
     clients: list[Client] = []
