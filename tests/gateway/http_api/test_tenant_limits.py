@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
+import pytest
 
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
@@ -165,3 +167,19 @@ async def test_a_count_that_nobody_knows_is_503_and_known_as_soon_as_it_is_read(
         (tmp_path / usage_file(shard_of("a"))).write_bytes(b"{")
         gateway.server.limits.read_usage()
         assert (await ask(gateway, http, "a"))[0] == 200, "a broken file changes nothing"
+
+
+async def test_openais_client_raises_its_error_for_a_used_up_quota_and_does_not_retry(
+    pool: FakePool, tmp_path: Path
+) -> None:
+    flags = table(tmp_path, row("a", limits=TenantLimits(tokens_per_month=10)))
+    save(tmp_path, "a", 10)
+    async with running_gateway(pool, flags) as gateway:
+        seen: list[int] = []
+        answered = gateway.server.metrics.answered
+        gateway.server.metrics.answered = lambda status: (seen.append(status), answered(status))[1]  # type: ignore[method-assign]
+        async with openai.AsyncOpenAI(base_url=gateway.url("/v1"), api_key="key-of-a", max_retries=3) as client:
+            with pytest.raises(openai.RateLimitError) as refusal:
+                await client.chat.completions.create(**BODY)
+        assert (refusal.value.code, refusal.value.type) == ("insufficient_quota", "insufficient_quota")
+        assert seen == [429]
