@@ -236,7 +236,12 @@ async def test_no_key_prompt_or_answer_is_in_anything_that_the_page_gets(
     for key in (*KEYS.values(), operator_key(pool)):
         for query in ("", "?id=alices-request"):
             texts.append(json.dumps(await data(shared, http, key, query), ensure_ascii=False))
-    assert len(texts) > 10
+    texts.append((await shared.server.page.parts()).decode())
+    texts += [kept.trail.decode("latin-1") for kept in shared.server.relay.records.latest()]
+    async with http.get(shared.url("/metrics")) as got:
+        texts.append(await got.text())
+    assert len(texts) > 12
+    assert any("alices-request" in text for text in texts[-3:]), "the records are among what is scanned"
     for text in texts:
         assert not [secret for secret in secrets if secret in text]
 

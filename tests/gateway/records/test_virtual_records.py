@@ -43,6 +43,7 @@ def ask(pool: VirtualPool, at_s: float, *arguments: object, **options: object) -
         if client.live is not None:  # else it was refused on arrival
             with pool.loop.entered():
                 pool.relay.closed(client.live)
+            check_tiling(next(pool.relay.records.latest()).record(), pool.now - at_s)
 
     pool.heap.after(at_s - pool.now, lambda: pool.ask(*arguments, on_end=closed, **options))  # type: ignore[arg-type]
 

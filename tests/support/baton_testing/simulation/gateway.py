@@ -85,13 +85,15 @@ class SimShapes:
         return toy_grammars.grammar(shape.source)
 
 
-def check_tiling(record: RequestRecord) -> None:
-    """Raises AssertionError unless the record's spans tile its duration exactly."""
+def check_tiling(record: RequestRecord, took_s: float | None = None) -> None:
+    """Raises AssertionError unless the record's spans tile its duration exactly. `took_s`: as its client saw it; None:
+    not known."""
     cursor = 0
     for span in record.spans:
         assert (span.start_ns, span.duration_ns > 0) == (cursor, True), record
         cursor += span.duration_ns
     assert cursor == record.duration_ns, record
+    assert took_s is None or cursor == round(took_s * 1e9), (took_s, record)
 
 
 class SimRelay(Relay):
@@ -119,8 +121,9 @@ class SimRelay(Relay):
         self.gateway.ended(live, action)
         super()._end(live, action, now)
         if live.trail is not None:
+            took_s = self._loop.time() - live.trail.began_s
             self.closed(live)
-            check_tiling(next(self.records.latest()).record())
+            check_tiling(next(self.records.latest()).record(), took_s)
 
 
 class GatewayWorld(WorkerWorld, Protocol):
