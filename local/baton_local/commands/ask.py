@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from baton_local.client import ask, chat
+from baton_local.errors import OutputClosedError
 from baton_local.fleet.client_keys import key_for
 from baton_local.fleet.record import read_record
 from baton_local.fleet.run_dir import base_directory, find_run
@@ -36,6 +37,9 @@ def run_ask(options: AskOptions) -> int:
 
 
 def show(text: str) -> None:
-    """Print a piece of an answer at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Print a piece of an answer at once. Raises OutputClosedError."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise OutputClosedError from error

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_local.client import Answer, AnswerError, ClientRequest, ask
+from baton_local.commands.ask import show
 from baton_local.errors import StartError
 from baton_local.fleet.client_keys import key_for
 from baton_local.fleet.record import read_record
@@ -101,7 +102,7 @@ def run_chat(name: str | None, conversation_of: Callable[[str], TerminalChat]) -
         if line.startswith("/"):
             _print(conversation.command(line))
         elif line:
-            _converse(conversation, line, lambda request: ask(record.endpoint, request, _show, key))
+            _converse(conversation, line, lambda request: ask(record.endpoint, request, show, key))
     return 0
 
 
@@ -139,8 +140,3 @@ def check_settings(max_tokens: int | None, temperature: float | None) -> dict[st
 def _print(text: str) -> None:
     if text:
         print(text, flush=True)
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
