@@ -32,6 +32,8 @@ class KeptRecord:
     duration_s: float
     missed: bool
     trail: bytes
+    answer: str = ""
+    """The digits of its answer's id."""
 
     def record(self) -> RequestRecord:
         """Build the record."""
@@ -66,7 +68,7 @@ class RecordRing:
         """Keep a trail whose request has ended."""
         encoded, facts = _encode(trail), trail.facts
         duration_s = trail.marks[-1].at_s - trail.began_s if trail.marks else 0.0
-        self._kept.append(KeptRecord(facts.id, facts.tenant, duration_s, facts.missed, encoded))
+        self._kept.append(KeptRecord(facts.id, facts.tenant, duration_s, facts.missed, encoded, facts.answer))
         self._bytes += len(encoded)
         while len(self._kept) > self._max_records or self._bytes > self._max_bytes:
             self._bytes -= len(self._kept.popleft().trail)
