@@ -195,6 +195,14 @@ def _quality(options: argparse.Namespace) -> int:
 
 
 def _up(options: argparse.Namespace) -> int:
+    from baton_local.fleet.run_dir import base_directory
+    from baton_local.fleet.starts import announced_start
+
+    with announced_start(base_directory()):  # before the imports below, which take seconds
+        return _up_announced(options)
+
+
+def _up_announced(options: argparse.Namespace) -> int:
     from baton_local.commands.up import UpOptions, run_up
     from baton_local.fetching.default_deployment import DefaultOptions
     from baton_local.fetching.local_model import SourceRequest

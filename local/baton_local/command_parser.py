@@ -45,7 +45,7 @@ class CommandParser(argparse.ArgumentParser):
             if meant := f": did you mean {own}?" if own in known else suggestion(match["word"], known):
                 message = f"{message[: match.start()]}invalid choice: '{match['word']}'{meant}"
         # The usage of some commands fills a screen, and would hide the line that matters.
-        self.exit(2, f"{self.prog}: error: {message}\n`{self.prog} --help` lists what it takes\n")
+        self.exit(2, f"{self.prog}: error: {message} (see `{self.prog} --help`)\n")
 
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """Refuse arguments that the command does not have, each with what was probably meant."""

@@ -11,8 +11,7 @@ from baton_local.client import Answer, AnswerError, ClientRequest, ask
 from baton_local.commands.ask import show
 from baton_local.errors import StartError
 from baton_local.fleet.client_keys import key_for
-from baton_local.fleet.record import read_record
-from baton_local.fleet.run_dir import base_directory, find_run
+from baton_local.fleet.ready_record import ready_record
 from baton_wire.suggestions import suggestion
 
 PROMPT = "> "
@@ -89,7 +88,7 @@ class TerminalChat:
 def run_chat(name: str | None, conversation_of: Callable[[str], TerminalChat]) -> int:
     """Read lines until the end of the input. `conversation_of`: makes a conversation with a model of that name. Raises
     LocalError."""
-    record = read_record(find_run(base_directory(), name))
+    record = ready_record(name)
     key, is_terminal = key_for(record, os.environ), sys.stdin.isatty()
     conversation = conversation_of(record.served_name)
     if is_terminal:
