@@ -23,7 +23,7 @@ WHY = {
     "gateway/baton_gateway/requests/record_keeping.py": "the time of day at which a request came, to be shown",
     "gateway/baton_gateway/server.py": "`at_s` of a summary, which nobody compares",
     "gateway/baton_gateway/text/chat_template.py": "`strftime_now` of chat templates",
-    "local/baton_local/batch/command.py": "`created` of answers",
+    "local/baton_local/batch/engine_batch.py": "`created` of answers",
     "local/baton_local/fetching/model_cache.py": "times of files, kept in order where the clock is set back",
     "local/baton_local/commands/up.py": "the age of run folders, which are files",
     "local/baton_local/fleet/local_tenants.py": "generations of tables, which only have to grow",

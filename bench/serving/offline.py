@@ -137,8 +137,8 @@ def time_answers(engine: EngineParts, desk: Desk, requests: Sequence[BatchLine])
     began = time.perf_counter()
     run.run()
     seconds = time.perf_counter() - began
-    if run.progress.refused or run.progress.answered != len(requests):
-        raise RuntimeError(f"{run.progress.refused} of {len(requests)} requests were refused")
+    if run.progress.refusals.total or run.progress.answered != len(requests):
+        raise RuntimeError(f"{run.progress.refusals.total} of {len(requests)} requests were refused")
     return seconds
 
 

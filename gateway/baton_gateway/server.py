@@ -342,7 +342,7 @@ class GatewayServer:
 
     def _take_history(self, content: bytes) -> None:
         try:
-            decode_history(content)
+            self.table.wanted = decode_history(content).wanted_workers
         except ValueError as error:
             _log.warning("the deployment's history stays as it was: %s", error)
             return

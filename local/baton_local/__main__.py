@@ -1,13 +1,15 @@
 """`baton`: runs a command and turns every expected error into one line and an exit status.
 
-Exit statuses: 0 done, 1 failed while running, 2 refused before anything ran. Each command imports what it needs
-itself, so that `baton --help` starts as fast as Python.
+Exit statuses: 0 done, 1 failed while running, 2 refused before anything ran, 130 interrupted, 141 nobody reads the
+output any more. Each command imports what it needs itself, so that `baton --help` starts as fast as Python.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +20,8 @@ from baton_local.shared_options import KEY_VARIABLE
 FAILED = 1
 REFUSED = 2
 INTERRUPTED = 130
+CLOSED_OUTPUT = 141
+"""The reader of standard output has gone, as in `baton status | head -1`: the status of a shell for SIGPIPE."""
 WATCH_S = 2.0
 
 
@@ -50,15 +54,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "completion": _completion,
     }
     if options.version:
-        return _version(options)
+        return run_command(_version, options)
     if options.command is None:
-        command_line(frozenset()).print_help()
-        return 0
+        return run_command(_help, options)
     return run_command(commands[options.command], options)
 
 
 def run_command(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run a command, and turn an expected error into one line and an exit status."""
+    """Run a command, and turn an expected error into one line and an exit status. Whether standard output is still read
+    is found out here too, because Python itself would only find out after the end."""
+    from baton_local.errors import OutputClosedError
+
+    try:
+        status = _run_to_status(command, options)
+        sys.stdout.flush()
+    except (BrokenPipeError, OutputClosedError):
+        _discard_output()
+        return CLOSED_OUTPUT
+    return status
+
+
+def _run_to_status(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run a command. Raises BrokenPipeError where nobody reads its output any more."""
     from baton_control.errors import ManifestError, OperatorError
     from baton_local.errors import LocalError, NotRunningError, StartError
     from baton_wire.errors import BadMessageError
@@ -71,11 +88,36 @@ def run_command(command: Callable[[argparse.Namespace], int], options: argparse.
     except (StartError, NotRunningError, OperatorError) as error:
         print(f"baton: {error}", file=sys.stderr)
     except (LocalError, BadMessageError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _is_output_closed():
+            raise
         print(f"baton: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     return REFUSED
+
+
+def _is_output_closed() -> bool:
+    """True if standard output is a pipe without a reader."""
+    try:
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), 0)
+        return any(events & select.POLLERR for _, events in watched.poll(0))
+    except (OSError, ValueError):  # it is no file, or closed
+        return False
+
+
+def _discard_output() -> None:
+    """Let what is still in the buffer of standard output go nowhere, so that Python does not complain at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _help(options: argparse.Namespace) -> int:
+    command_line(frozenset()).print_help()
+    return 0
 
 
 def _version(options: argparse.Namespace) -> int:
@@ -153,6 +195,14 @@ def _quality(options: argparse.Namespace) -> int:
 
 
 def _up(options: argparse.Namespace) -> int:
+    from baton_local.fleet.run_dir import base_directory
+    from baton_local.fleet.starts import announced_start
+
+    with announced_start(base_directory()):  # before the imports below, which take seconds
+        return _up_announced(options)
+
+
+def _up_announced(options: argparse.Namespace) -> int:
     from baton_local.commands.up import UpOptions, run_up
     from baton_local.fetching.default_deployment import DefaultOptions
     from baton_local.fetching.local_model import SourceRequest
@@ -314,9 +364,9 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 def _down(options: argparse.Namespace) -> int:
-    from baton_local.commands.down import run_down
+    from baton_local.commands.down import chosen_name, run_down
 
-    return run_down(options.name, options.timeout)
+    return run_down(chosen_name(options.deployment, options.name), options.timeout)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from baton_local.foreign_words import own_command, own_flag
 from baton_wire.suggestions import suggestion
 
 REMOVED_IN = "0.3"
@@ -40,17 +41,27 @@ class CommandParser(argparse.ArgumentParser):
         match = _CHOICE.search(message)
         if match is not None:
             known = re.findall(r"'([^']*)'", match["known"])
-            if meant := suggestion(match["word"], known):
+            own = own_command(match["word"])
+            if meant := f": did you mean {own}?" if own in known else suggestion(match["word"], known):
                 message = f"{message[: match.start()]}invalid choice: '{match['word']}'{meant}"
-        super().error(message)
+        # The usage of some commands fills a screen, and would hide the line that matters.
+        self.exit(2, f"{self.prog}: error: {message} (see `{self.prog} --help`)\n")
 
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """Refuse arguments that the command does not have, each with what was probably meant."""
         known = [option for action in self._actions if _is_shown(action) for option in action.option_strings]
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-        if not flags:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        self.error("; ".join(f"unrecognized argument {flag}{suggestion(flag, known)}" for flag in flags))
+        if flags:
+            self.error("; ".join(f"unrecognized argument {flag}{_meant(flag, known)}" for flag in flags))
+        words = " ".join(unknown)
+        meant = f": did you mean --name {words}?" if len(unknown) == 1 and "--name" in known else ""
+        self.error(f"unrecognized arguments: {words}{meant}")
+
+
+def _meant(flag: str, known: list[str]) -> str:
+    """What was probably meant by a flag that the command does not have, as a question; empty: it is not known."""
+    own = own_flag(flag, known)
+    return suggestion(flag, known) if own is None else f": did you mean {own}?"
 
 
 def _is_shown(action: argparse.Action) -> bool:

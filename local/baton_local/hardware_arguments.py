@@ -6,21 +6,25 @@ from pathlib import Path
 
 from baton_control.sizing.inputs.model_shape import KNOWN_SHAPES, ModelShape, shape_from_config
 from baton_engine.model.model_directory import read_json_object
-from baton_engine.model.servable import CONFIG, servable_config
+from baton_engine.model.servable import CONFIG, servable_config, servable_model
 from baton_local.errors import StartError
 from baton_wire.models.errors import ModelError
 from baton_wire.rules.hardware import ACCELERATORS, Accelerator
 
 
 def shape_named(name: str) -> ModelShape:
-    """The shape of a known model, or of the config.json in a folder. Raises StartError, ManifestError."""
+    """The shape of a known model, or of the config.json in a folder; weights in the folder are checked too. Raises
+    StartError, ManifestError."""
     if name in KNOWN_SHAPES:
         return KNOWN_SHAPES[name]
     path = Path(name) / CONFIG
     if not path.is_file():
         raise StartError(f"--model: {name} is neither one of {', '.join(KNOWN_SHAPES)} nor a folder with {CONFIG}")
     try:
-        servable_config(path)
+        if any(path.parent.glob("*.safetensors")):
+            servable_model(path.parent)
+        else:
+            servable_config(path)
         config = read_json_object(path)
     except ModelError as error:
         raise StartError(f"--model: {name} cannot be served: {error}") from error

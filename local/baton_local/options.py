@@ -277,7 +277,8 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_down(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="NAME or NAMESPACE.NAME (default: the one that runs)")
+    parser.add_argument("deployment", nargs="?", metavar="NAME", help="the same as --name NAME")
+    parser.add_argument("--name", metavar="NAME", help=NAME_HELP)
     parser.add_argument(
         "--timeout",
         type=some_seconds,

@@ -33,8 +33,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """A latency in milliseconds; `-` when unknown."""
-    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
+    """A latency in milliseconds; `-` when unknown.
+
+    >>> milliseconds(0.0123), milliseconds(0.00004), milliseconds(0.0)
+    ('12.3 ms', '<0.1 ms', '<0.1 ms')
+    """
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 5e-5 else "<0.1 ms"
 
 
 def gigabytes(size: int) -> str:

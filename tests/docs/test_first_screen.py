@@ -24,6 +24,13 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 120
 
 
+def test_the_demo_is_followed_by_a_command_that_the_clone_has() -> None:
+    """Found: after `make demo` a reader had no `baton`, and no page said where it is."""
+    first = blocks("sh")[0]
+    assert first.index("make demo") < first.index(".venv/bin/baton up examples/tiny-llama") < first.index(" chat ")
+    assert (ROOT / "examples" / "tiny-llama").is_dir()
+
+
 def test_it_shows_what_a_stranger_looks_for() -> None:
     for word in (
         "make demo",
@@ -43,7 +50,7 @@ def test_its_commands_are_taken_by_the_parser() -> None:
     for block in blocks("sh"):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
-            if words[:1] == ["baton"]:
+            if words and words[0] in ("baton", ".venv/bin/baton"):
                 seen += 1
                 parse_options(words[1 : words.index("&&") if "&&" in words else None])
             elif words[:1] == ["make"]:

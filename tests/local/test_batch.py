@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton_gateway.batches.lines import answer_line
 from baton_local.__main__ import main
 from baton_local.batch import execution as batch_run
 from baton_testing.fake_hub import REPOSITORY, FakeHub, model_files, served
@@ -196,3 +199,38 @@ def test_what_a_broken_model_says_is_one_line(tmp_path: Path, capsys: pytest.Cap
     assert main(flags) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_batch_whose_every_request_is_refused_fails_and_says_so_again_when_it_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: a wrong model name ended in status 0, and a corrected file was "answered" by the old refusals."""
+    wrong = [request(name, max_tokens=2) for name in "abc"]
+    for line in wrong:
+        line["body"] = {**line["body"], "model": "other"}  # type: ignore[dict-item]
+    (tmp_path / "in").write_text("".join(json.dumps(line) + "\n" for line in wrong))
+    assert main(arguments(tmp_path)) == 1
+    printed = capsys.readouterr()
+    assert "3 answers (3 refused, with 404)" in printed.out
+    assert "baton: refused first: " in printed.err
+
+    (tmp_path / "in").write_text("".join(json.dumps(request(name, max_tokens=2)) + "\n" for name in "abc"))
+    assert main(arguments(tmp_path)) == 1
+    printed = capsys.readouterr()
+    assert "has an answer for each of the 3 requests" in printed.err
+    assert "baton: of them 3 refused, with 404; first: " in printed.err
+    assert "to ask these again, delete their lines from" in printed.err
+
+    lines = [json.dumps(request(name, max_tokens=2)) + "\n" for name in "abcd"]
+    (tmp_path / "in").write_text("".join(lines))
+    assert main(arguments(tmp_path)) == 0, "one has an answer now"
+    assert "3 of 4 requests are already answered" in capsys.readouterr().err
+
+
+def test_a_finished_batch_loads_no_engine(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text(json.dumps(request("a")) + "\n")
+    (tmp_path / "out").write_bytes(answer_line("a", 200, b'{"x":1}'))
+    code = f"import sys; from baton_local.__main__ import main; print(main({arguments(tmp_path)!r}))\n"
+    code += "print([name for name in ('torch', 'numpy', 'aiohttp', 'pydantic') if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "0\n[]\n"

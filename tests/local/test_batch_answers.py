@@ -176,3 +176,11 @@ def test_only_our_own_answers_have_an_id() -> None:
     assert answered_id(A) == IDS[0] == json.loads(A)["id"]
     assert answered_id(A.replace(b'"request_id":"req_', b'"request_id":"req_0')) is None
     assert answered_id(b"") is None
+
+
+def test_refusals_in_the_file_are_known_by_their_status(tmp_path: Path, source: Path) -> None:
+    out, body = tmp_path / "out", b'{"error": {"message": "no such model"}}'
+    out.write_bytes(A + answer_line("b", 404, body) + answer_line("c", 400, body)[:-1])
+    with Answers(out, source) as answers:
+        assert answers.refused == {IDS[1]: 404, IDS[2]: 400}
+        assert answers.first_refusal == "b: no such model"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from baton_local.__main__ import main
+from baton_local.__main__ import main, run_command
 from baton_local.commands.plan import three_digits
 from baton_local.commands.status import watch
-from baton_local.options import COMMANDS, command_line, parse_options
+from baton_local.options import COMMANDS, NAME_HELP, command_line, parse_options
 
 HEAVY = ("torch", "numpy", "aiohttp", "pydantic", "msgspec", "yaml", "tokenizers", "kubernetes", "opentelemetry")
 
@@ -179,3 +180,80 @@ def test_old_spellings_work_and_are_not_shown(old: list[str], new: list[str], de
 def test_an_old_spelling_says_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
     parse_options(["bench", "--gpus", "2"])
     assert "--gpus is now --accelerators; it goes with version" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["status", "top", "ask", "chat", "logs", "down", "explain", "usage", "history", "bench"]
+)
+def test_every_command_that_chooses_a_deployment_takes_its_name_in_one_way(name: str) -> None:
+    words = [name, "--name", "team.chat", *(["Hi"] if name == "ask" else [])]
+    assert parse_options(words).name == "team.chat"
+
+
+def test_the_commands_that_choose_a_deployment_are_those_with_the_same_help() -> None:
+    parser = command_line(frozenset(COMMANDS))
+    choosing = {
+        name for name, command in parser.commands.items() if NAME_HELP in str([a.help for a in command._actions])
+    }
+    assert choosing == {"status", "top", "ask", "chat", "logs", "down", "explain", "usage", "history", "bench"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["serve", "folder"], "argument COMMAND: invalid choice: 'serve': did you mean up?"),
+        (["ps"], "argument COMMAND: invalid choice: 'ps': did you mean status?"),
+        (["stop"], "argument COMMAND: invalid choice: 'stop': did you mean down?"),
+        (["up", "folder", "--gpu"], "unrecognized argument --gpu: did you mean --device cuda?"),
+        (["up", "--model", "m"], "unrecognized argument --model: did you mean MODEL without a flag?"),
+        (["up", "m", "--max-model-len", "9"], "--max-model-len: did you mean --max-context-tokens?"),
+        (["status", "chat"], "unrecognized arguments: chat: did you mean --name chat?"),
+        (["chat", "my-model"], "unrecognized arguments: my-model: did you mean --name my-model?"),
+    ],
+)
+def test_words_of_other_programs_are_refused_with_our_own(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert line in capsys.readouterr().err
+
+
+def test_a_wrong_flag_gets_one_line_and_no_page_of_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", "folder", "--prot", "1"])
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == "baton up: error: unrecognized argument --prot: did you mean --port? (see `baton up --help`)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["version"], 141), (["plan"], 141), (["--help"], 0), (["up", "--help"], 0), ([], 0)]
+)
+def test_output_that_nobody_reads_ends_a_command_silently(arguments: list[str], status: int) -> None:
+    code = f"import os, sys; from baton_local.__main__ import main; sys.stdin.read(); sys.exit(main({arguments!r}))"
+    read, write = os.pipe()
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    os.close(read)  # nobody reads from here on
+    _, errors = child.communicate(b"", timeout=120)
+    assert errors == b""
+    assert child.returncode == status
+
+
+def test_a_connection_that_breaks_is_no_closed_output(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(options: argparse.Namespace) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    assert run_command(broken, argparse.Namespace()) == 1
+    assert "Broken pipe" in capsys.readouterr().err
+
+
+def test_an_answer_that_nobody_reads_is_no_broken_answer() -> None:
+    code = "from baton_local.commands.ask import show; from baton_local.errors import OutputClosedError; import sys\n"
+    code += "sys.stdin.read()\ntry: show('x')\nexcept OutputClosedError: import os; os._exit(3)"
+    read, write = os.pipe()
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=write)
+    os.close(write)
+    os.close(read)
+    child.communicate(b"", timeout=120)
+    assert child.returncode == 3

@@ -73,3 +73,14 @@ def test_one_that_never_stops_is_named_with_its_process(base: Path) -> None:
 def test_nothing_to_stop_is_refused(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["down"]) == 2
     assert "no deployment is running" in capsys.readouterr().err
+
+
+def test_the_name_is_taken_with_the_flag_that_other_commands_have(base: Path) -> None:
+    with holding(base, signals=1) as child:
+        assert main(["down", "--name", "chat"]) == 0
+        assert child.wait(10) == 0
+
+
+def test_two_names_are_refused(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["down", "chat", "--name", "other"]) == 2
+    assert "only one deployment can be stopped at a time" in capsys.readouterr().err

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from baton_local.__main__ import main
+from baton_local.commands import plan
 from baton_local.errors import StartError
 from baton_local.hardware_arguments import shape_named
+from baton_testing.engine import tiny_llama
 
 LLAMA = {
     "model_type": "llama",
@@ -153,3 +156,24 @@ def test_a_model_of_embeddings_is_planned_without_decode_workers(
         assert figures[name] is None
     assert main(["plan", model, "--sessions", "agents"]) == 2
     assert "--sessions: not allowed for " in capsys.readouterr().err
+
+
+def test_a_folder_whose_weights_are_broken_gets_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Found: weights of 0 bytes got a table, although the page says that the folder is checked."""
+    shutil.copytree(tiny_llama.FOLDER, tmp_path / "model")
+    assert main(["plan", str(tmp_path / "model"), "--accelerator", "cpu"]) == 0
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    assert main(["plan", str(tmp_path / "model"), "--accelerator", "cpu"]) == 2
+    assert "model.safetensors" in capsys.readouterr().err
+    (tmp_path / "model" / "model.safetensors").unlink()
+    assert main(["plan", str(tmp_path / "model"), "--accelerator", "cpu"]) == 0, "a config alone is enough"
+
+
+def test_a_plan_for_another_machine_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plan, "gpu_ids", lambda environment: ())
+    assert main(["plan", str(tiny_llama.FOLDER)]) == 0
+    assert "this machine has no h200: --accelerator cpu estimates for CPUs" in capsys.readouterr().err
+    assert main(["plan", "llama-3.1-8b"]) == 0
+    assert capsys.readouterr().err == "", "a known shape is planned for a cluster"

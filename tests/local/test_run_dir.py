@@ -15,14 +15,17 @@ from baton_local.errors import NotRunningError, StartError
 from baton_local.fleet.run_dir import (
     KEPT_S,
     RunDir,
+    StartingError,
     base_directory,
     claimed,
     find_run,
     is_held,
+    refuse_running,
     remove_old,
     write_json,
     write_key,
 )
+from baton_local.fleet.starts import FOLDER, announced_start, living_starts
 
 
 @pytest.fixture
@@ -58,7 +61,8 @@ def test_a_deployment_runs_once(base: Path) -> None:
     with (
         claimed(base, "default.chat"),
         pytest.raises(
-            StartError, match=rf"default\.chat is already running \(pid {os.getpid()}\): stop it with `baton down chat`"
+            StartError,
+            match=rf"default\.chat is already running \(pid {os.getpid()}\): stop it with `baton down --name chat`",
         ),
         claimed(base, "default.chat"),
     ):
@@ -113,7 +117,7 @@ def test_several_deployments_run_side_by_side_and_are_told_apart(base: Path) -> 
             find_run(base, "other")
         with pytest.raises(NotRunningError, match=r"no deployment named caht is running: did you mean chat\?"):
             find_run(base, "caht")
-    with pytest.raises(NotRunningError, match="no deployment is running: start one with `baton up MODEL`"):
+    with pytest.raises(NotRunningError, match=rf"no deployment is running in {base}: start one with `baton up MODEL`"):
         find_run(base, None)
 
 
@@ -195,3 +199,36 @@ def test_a_disk_that_is_full_hinders_no_lock(base: Path) -> None:
     run.lock.symlink_to("/dev/full")
     with claimed(base, "default.chat") as claimed_run:
         assert claimed_run.keys.is_dir()
+
+
+def test_a_start_is_known_before_there_is_a_run_directory(base: Path) -> None:
+    """Found: for the first seconds of `baton up`, `baton ask` said that no deployment is running."""
+    with announced_start(base):
+        assert living_starts(base) == [os.getpid()]
+        for name in (None, "chat"):
+            with pytest.raises(StartingError, match=rf"`baton up` \(pid {os.getpid()}\) is still checking its model"):
+                find_run(base, name)
+        with claimed(base, "default.chat"):
+            assert find_run(base, None).root.name == "default.chat"
+            with pytest.raises(NotRunningError, match="no deployment named other is running; there are default"):
+                find_run(base, "other")
+    assert living_starts(base) == []
+
+
+def test_the_mark_of_a_killed_start_is_nothing(base: Path) -> None:
+    (base / FOLDER).mkdir()
+    (base / FOLDER / "4711").touch()
+    assert living_starts(base) == []
+    assert list((base / FOLDER).iterdir()) == []
+    with pytest.raises(NotRunningError) as refused:
+        find_run(base, None)
+    assert not isinstance(refused.value, StartingError)
+
+
+def test_the_refusal_of_a_second_deployment_names_what_gives_it_another_name(base: Path) -> None:
+    with claimed(base, "default.chat"):
+        with pytest.raises(StartError, match="or use another --served-name"):
+            refuse_running(base, "default.chat", "--served-name")
+        with pytest.raises(StartError, match="or use another metadata"), claimed(base, "default.chat"):
+            pass
+        refuse_running(base, "default.other", "--served-name")

@@ -110,6 +110,7 @@ def test_lanes_name_both_workers_and_say_what_they_reach_now() -> None:
         Link("d:2", "tcp x1", 9e8, True),
         Link("d:3", "x", None, None),
         Link("d:4", "tcp x1", 9e8, None, 4e6),
+        Link("d:5", "tcp x1", 2e8),
     )
     seen = observation(prefill=replace(SENT, transfer=replace(SENT.transfer, links=links)))
     assert [line for line in as_text(seen).splitlines() if line.startswith("KV ")] == [
@@ -119,6 +120,7 @@ def test_lanes_name_both_workers_and_say_what_they_reach_now() -> None:
         "KV    chat-prefill-a-0 → d:3  x  not measured",
         "KV    chat-prefill-a-0 → d:4  tcp x1  4.00 MB/s in the last minute, 0.90 GB/s when it came up  "
         "slow: 0 % of the fastest",
+        "KV    chat-prefill-a-0 → d:5  tcp x1  0.20 GB/s when it came up",
     ]
     prefill = json.loads(json.dumps(as_json(seen)))["workers"][0]
     assert prefill["transfer"]["links"][2]["bytes_per_s"] is None

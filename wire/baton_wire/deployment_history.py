@@ -20,7 +20,7 @@ MAX_TEXT_CHARS = 240
 MAX_SUBJECT_CHARS = 80
 MAX_REASON_CHARS = 600
 MAX_POOLS = 4
-MAX_ENTRIES_BYTES = MAX_HISTORY_BYTES - MAX_POOLS * 6 * (MAX_REASON_CHARS + MAX_SUBJECT_CHARS) - 64
+MAX_ENTRIES_BYTES = MAX_HISTORY_BYTES - MAX_POOLS * 6 * (MAX_REASON_CHARS + 2 * MAX_SUBJECT_CHARS + 4) - 96
 """Room for the changes, next to reasons in their longest encoding."""
 _encode = msgspec.json.Encoder().encode
 
@@ -57,15 +57,23 @@ class DeploymentHistory(msgspec.Struct, frozen=True):
     entries: Annotated[tuple[HistoryChange, ...], Meta(max_length=MAX_CHANGES)] = ()
     reasons: dict[str, str] = {}
     """Why each pool has its present size."""
+    wanted: dict[str, int] = {}
+    """How many workers each pool is to have; empty: not announced."""
 
-    def with_reasons(self, reasons: Mapping[str, str]) -> DeploymentHistory:
-        """Return the history with the present reasons."""
+    @property
+    def wanted_workers(self) -> int | None:
+        """The number of workers that all pools are to have together; None: not known, or none at present."""
+        return sum(self.wanted.values()) or None
+
+    def with_reasons(self, reasons: Mapping[str, str], wanted: Mapping[str, int] | None = None) -> DeploymentHistory:
+        """Return the history with the present reasons, and with the number of workers that each pool is to have."""
         return DeploymentHistory(
             self.entries,
             {
                 _cut(pool, MAX_SUBJECT_CHARS): _cut(why, MAX_REASON_CHARS)
                 for pool, why in list(reasons.items())[:MAX_POOLS]
             },
+            {_cut(pool, MAX_SUBJECT_CHARS): count for pool, count in list((wanted or {}).items())[:MAX_POOLS]},
         )
 
     def with_changes(self, changes: Iterable[HistoryChange]) -> DeploymentHistory:

@@ -32,7 +32,9 @@ Format = Literal["fp8", "int8", "int4"]
 FORMATS: Final[tuple[Format, ...]] = ("fp8", "int8", "int4")
 GROUPS: Final = (128, 64, 32, 16)
 """Columns that share a scale of 4 bits: the first one that divides every layer."""
-COPIED: Final = (".json", ".jinja", ".model", ".txt", ".md")
+COPIED: Final = (".json", ".jinja", ".model", ".txt")
+LICENCES: Final = ("license", "licence", "notice")
+"""Beginnings of the names of files that go with every copy. A README describes the source's weights: it stays there."""
 GREATEST: Final = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 _LEAST: Final = 2.0**-24
 """Least scale: a channel of zeros has one too."""
@@ -160,6 +162,7 @@ def _write_weights(
                 done += 1
                 report(done, len(weights.headers))
             save_file(written, target / path.name, metadata={"format": "pt"})
+            (target / path.name).chmod(target.stat().st_mode & 0o666)  # safetensors makes it for its owner alone
             places |= dict.fromkeys(written, path.name)
     if files.paths[0].name != SINGLE:
         _write_index(target, places)
@@ -175,7 +178,8 @@ def _copy_rest(source: Path, target: Path, files: CheckpointFiles) -> None:
     """Copy tokenizer, template and generation defaults: small files of the directory itself."""
     weights = {path.name for path in files.paths} | {INDEX, "config.json"}
     for path in sorted(source.iterdir()):
-        if path.name in weights or path.suffix not in COPIED or not path.is_file():
+        is_wanted = path.suffix in COPIED or path.name.lower().startswith(LICENCES)
+        if path.name in weights or not is_wanted or not path.is_file():
             continue
         if path.resolve().is_relative_to(source.resolve()):
             shutil.copyfile(path, target / path.name)

@@ -24,6 +24,7 @@ from baton_gateway.reporting.metrics_page import own_version
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy, encoding_revisions, revisions
+from baton_gateway.workers.start_up import explain_missing
 
 MODELS = "/v1/models"
 SERVER = {"Server": "baton"}
@@ -93,6 +94,8 @@ class Lookups:
         is_routable = any(revisions(views, name, self.policy) or encoding_revisions(views, name) for name in names)
         if is_routable and not self.is_draining:
             return _text(200, "ok")
+        if not self._table.has_served:
+            return _text(503, explain_missing(self._table).message)
         return _text(503, "no fitting pair of workers is linked")
 
     async def front(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:

@@ -32,6 +32,7 @@ from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.request_limits import ModelLimits
+from baton_gateway.workers.start_up import explain_missing
 from baton_wire.messages.values import PACKED_ID_BYTES, unpack_ids
 
 MAX_QUERY_FIELDS = 8
@@ -175,7 +176,7 @@ class Tokenising:
         """Return text and limits of a model that some worker serves, for a tenant. Raises RefusedError."""
         served = self._table.served_names()
         if not served:
-            raise RefusedError(errors.no_workers())
+            raise RefusedError(explain_missing(self._table))
         name = served[0] if model is None and len(served) == 1 else model
         if name is None:
             raise invalid("model", "'model' is required: several models are served.", "missing_required_parameter")

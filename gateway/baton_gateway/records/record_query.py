@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated
@@ -31,7 +32,25 @@ class RecordQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def fits(self, kept: KeptRecord) -> bool:
         """Return whether a record is wanted, but for their number."""
         is_tenant = self.tenant is None or kept.tenant == self.tenant
-        return is_tenant and (self.id is None or kept.id == self.id) and (kept.missed or not self.missed)
+        return is_tenant and (self.id is None or self._is_named(kept, self.id)) and (kept.missed or not self.missed)
+
+    def _is_named(self, kept: KeptRecord, id_: str) -> bool:
+        """Return whether an id is the record's: its request's, or the one that its answer has."""
+        return kept.id == id_ or (kept.answer != "" and answer_digits(id_) == kept.answer)
+
+
+_ANSWER_ID = re.compile(r"[a-z]+[-_]([0-9a-f]{24})")
+
+
+def answer_digits(id_: str) -> str | None:
+    """The digits in the id of an answer of any of the APIs; None: it is none.
+
+    >>> answer_digits("chatcmpl-0123456789abcdef01234567"), answer_digits("msg_0123456789abcdef01234567")
+    ('0123456789abcdef01234567', '0123456789abcdef01234567')
+    >>> answer_digits("nonsense")
+    """
+    match = _ANSWER_ID.fullmatch(id_)
+    return None if match is None else match[1]
 
 
 class ProcessRecords(msgspec.Struct, frozen=True):

@@ -32,6 +32,8 @@ class KeptRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     duration_s: float
     missed: bool
     trail: msgspec.Raw
+    answer: str = ""
+    """The digits of its answer's id."""
 
     def record(self) -> RequestRecord:
         """Build the record."""
@@ -70,8 +72,8 @@ class RecordRing:
         """Keep a trail whose request has ended."""
         facts = trail.facts
         duration_s = trail.marks[-1].at_s - trail.began_s if trail.marks else 0.0
-        record = KeptRecord(facts.id, facts.tenant, duration_s, facts.missed, msgspec.Raw(_encode(trail)))
-        encoded = _encode(record)
+        raw = msgspec.Raw(_encode(trail))
+        encoded = _encode(KeptRecord(facts.id, facts.tenant, duration_s, facts.missed, raw, facts.answer))
         self._kept.append(encoded)
         self._bytes += len(encoded)
         while len(self._kept) > self._max_records or self._bytes > self._max_bytes:

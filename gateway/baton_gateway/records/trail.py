@@ -169,6 +169,8 @@ class TrailFacts(msgspec.Struct, frozen=True, array_like=True):
     """The kind of work, as the conventions of OpenTelemetry name it."""
     unanswered_s: float | None = None
     """From the request's arrival to its client's leaving without a first token; None: it had one, or needed none."""
+    answer: str = ""
+    """The digits of its answer's id; empty: no answer was begun."""
 
     @property
     def missed(self) -> bool:

@@ -79,6 +79,8 @@ class LiveRequest:
     times: RequestTimes
     request_id: str = ""
     """As the client knows it, for logs."""
+    answer: str = ""
+    """The digits of its answer's id, with which the client may ask for its record; empty: no answer was begun."""
     unenforced: list[str] = field(default_factory=list)
     """Places of keywords in schemas that no grammar enforces."""
     preparing: asyncio.Task[None] | None = None

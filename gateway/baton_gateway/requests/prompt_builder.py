@@ -89,6 +89,7 @@ class PromptBuilder:
         live.places = tuple(PromptPlaces(prompt.packed, prompt.salt) for prompt in prompts)
         live.begin_texts(echoed)
         self._metrics.telemetry.branched(len(live.texts) - 1)
+        live.answer = secrets.token_hex(12)
         live.writer.begin(_answer_head(live, text, fingerprint, prompts))
         return prompts
 
@@ -118,6 +119,7 @@ class PromptBuilder:
         prompts = make_encoded_prompts(request, plan, packed, encoding, limits)
         live.text, live.fingerprint, live.prompts, live.encoding = text, fingerprint, prompts, plan
         self._metrics.telemetry.branched(len(prompts) - 1)
+        live.answer = secrets.token_hex(12)
         live.writer.begin(_encoding_head(live, request, text, fingerprint, plan))
         return prompts
 
@@ -183,7 +185,7 @@ def _encoding_head(
 ) -> AnswerHead:
     head = ResponseHead(
         endpoint=ApiEndpoint.COMPLETIONS,
-        id=f"{request.task.value}-{secrets.token_hex(12)}",
+        id=f"{request.task.value}-{live.answer}",
         created=int(time.time()),
         model=request.options.alias or request.options.model,
         system_fingerprint=f"fp_{fingerprint.model_hash[:12]}",
@@ -208,7 +210,7 @@ def _answer_head(
     is_chat = isinstance(request, ChatRequest)
     head = ResponseHead(
         endpoint=ApiEndpoint.CHAT if is_chat else ApiEndpoint.COMPLETIONS,
-        id=("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12),
+        id=("chatcmpl-" if is_chat else "cmpl-") + live.answer,
         created=int(time.time()),
         model=options.alias or options.model,
         system_fingerprint=f"fp_{fingerprint.model_hash[:12]}",

@@ -61,6 +61,7 @@ def trail_facts(live: LiveRequest, rules: RelayRules) -> TrailFacts:
         is_sampled=trace is not None and trace.is_sampled,
         operation=operation_of(live),
         unanswered_s=ended_s - times.arrived_s if is_abandoned else None,
+        answer=live.answer,
     )
 
 

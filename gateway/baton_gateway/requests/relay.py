@@ -70,6 +70,7 @@ from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.outbox import ToWorker
 from baton_gateway.workers.route import Route
 from baton_gateway.workers.sent_work import SentWork
+from baton_gateway.workers.start_up import explain_missing
 from baton_wire.errors import BadFieldsError
 from baton_wire.fair_loop.charging import process_context
 from baton_wire.listening.complaints import Complaints
@@ -438,16 +439,17 @@ class Relay:
         self._routing.settle(live.run_ids, now)
         live.cancel()
         live.note(Moment.ENDED, action.outcome.value)
-        live.outcome, live.problem = action.outcome.value, action.problem
+        problem = None if action.problem is None else explain_missing(self._table, action.problem)
+        live.outcome, live.problem = action.outcome.value, problem
         self._admit(self._admission.leave(live.ticket))
         if not self._by_ticket:
             self._idle.set()
         usage = count_end(self._metrics, self._loads.of(live), live, action, now)
         note_end(live, action.outcome, usage)
         if action.outcome is Outcome.FAILED:
-            log_failure(live.life, action.problem, now, live.request_id)
+            log_failure(live.life, problem, now, live.request_id)
         if action.outcome is not Outcome.CANCELLED:
-            self._end_answer(live, action.problem, usage)
+            self._end_answer(live, problem, usage)
 
     def _end_answer(self, live: LiveRequest, problem: Problem | None, usage: Usage) -> None:
         try:

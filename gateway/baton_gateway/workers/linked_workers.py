@@ -345,6 +345,10 @@ class WorkerTable:
     """Until then an empty table proves nothing: a gateway that has just started has not tried all its workers yet."""
     cached: CachedPlacesBook = field(default_factory=CachedPlacesBook)
     """The places that workers announced of their prefix caches."""
+    has_served: bool = False
+    """True once there were workers that can answer requests together, or one that encodes."""
+    wanted: int | None = None
+    """The number of workers that the pools are to have together, as announced; None: not known."""
     body_limits: BodyLimits = field(default_factory=lambda: body_limits(None, None))
     """The limits of a request's body, by the most that any linked worker takes."""
 
@@ -357,6 +361,7 @@ class WorkerTable:
         fingerprint = worker.hello.fingerprint
         worker.fingerprint = next((other.fingerprint for other in self._of(fingerprint)), None) or fingerprint
         worker.seed = int.from_bytes(worker.hello.epoch[:8], "little")
+        self.has_served |= worker.hello.encoding is not None or len({own.role for own in self._of(fingerprint)}) > 1
         self._limit_bodies()
         return True
 
@@ -388,6 +393,10 @@ class WorkerTable:
         """Let the next views show all that is known."""
         for worker in self._workers.values():
             worker.forget_view()
+
+    def num_usable(self) -> int:
+        """The number of workers that new runs may go to."""
+        return sum(worker.condition is WorkerCondition.LIVE for worker in self._workers.values())
 
     def views(self) -> list[WorkerView]:
         return [worker.view() for worker in self._workers.values()]

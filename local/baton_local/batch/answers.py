@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Final
 
 from baton_gateway.batches.lines import ANSWER_PREFIX, answered_id
+from baton_local.batch.refusals import refusal_of
 from baton_local.errors import LocalError, StartError
 
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -24,11 +25,15 @@ _OTHER: Final = "OUT must be a file of a batch's answers, or a new one"
 
 
 class Answers:
-    """The output file, locked while the context lasts. `done` has the ids of the answers in it."""
+    """The output file, locked while the context lasts. `done` has the ids of the answers in it, `refused` the statuses
+    of those that are refusals."""
 
     def __init__(self, path: Path, source: Path) -> None:
         """`source` is the input. Raises StartError for a file that is not a batch's output, and leaves it unchanged."""
         self._path = path
+        self.refused: dict[str, int] = {}
+        self.first_refusal = ""
+        """The first refusal in the file, in words; empty: there is none."""
         _check_source(source)
         self._file, self._is_new = _locked(path, source)
         try:
@@ -74,17 +79,24 @@ class Answers:
                 torn = raw
             elif answer_id is not None:
                 done.add(answer_id)
+                self._note_refusal(answer_id, raw)
                 whole += len(raw)
             else:
                 raise StartError(f"{self._path}, line {number}: not an answer of a batch; {_OTHER}")
         if (answer_id := answered_id(torn)) is not None:  # only its line end is missing
             self._end_line()
+            self._note_refusal(answer_id, torn)
             return whole + len(torn) + 1, done | {answer_id}
         if torn and not (torn.startswith(ANSWER_PREFIX) or (done and ANSWER_PREFIX.startswith(torn))):
             raise StartError(f"{self._path}: its last line is not of a batch; {_OTHER}")
         if torn:
             os.ftruncate(self._file, whole)
         return whole, done
+
+    def _note_refusal(self, answer_id: str, line: bytes) -> None:
+        if (refusal := refusal_of(line)) is not None:
+            self.refused[answer_id], reason = refusal
+            self.first_refusal = self.first_refusal or reason
 
     def _end_line(self) -> None:
         try:

@@ -5,224 +5,92 @@ with the same files, it resumes.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
 import sys
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from baton_control.spec.manifest import read_manifest
-from baton_control.worker_specs import Device, Site, worker_spec
-from baton_engine.model.loading import DTYPES, RANDOM_SCHEME
-from baton_gateway.answers.formats import DETECTED_FORMATS, FormatNames
 from baton_gateway.batches.lines import BadLine
-from baton_gateway.text.revision_text import load_text_model
-from baton_gateway.workers.request_limits import ModelLimits
-from baton_local.argument_types import device, integer, size, volume
+from baton_local.argument_types import DTYPES, device, integer, size, volume
 from baton_local.batch.answers import Answers
-from baton_local.batch.execution import GPU_BLOCK_TOKENS, BatchRun, Progress
 from baton_local.batch.input_file import read_input
-from baton_local.batch.jobs import Desk
+from baton_local.batch.refusals import Refusals
 from baton_local.command_parser import add_renamed
 from baton_local.errors import StartError
-from baton_local.fetching.local_model import deployment_from_manifest, fetch_local_model
-from baton_local.fetching.model_cache import ModelCache, open_cache
-from baton_local.fleet.host import devices, gpu_ids
-from baton_local.progress_bar import ProgressBar
 from baton_local.shared_options import add_fetch_options
-from baton_model_fetch.cache_volume import ModelFolder
-from baton_wire.messages.values import Role
-from baton_worker.building.engine import build
-from baton_worker.building.parts import EngineParts
-from baton_worker.config import WorkerConfig, parse
-from baton_worker.errors import ConfigError
 
-MAX_SEQUENCES: Final = {Device.CPU: 64, Device.CUDA: 512}
-"""Default batch size of each device; no latency target bounds it."""
+ALL_REFUSED = 1
+"""Exit status when no request of the input has an answer but a refusal."""
+BATCH_DTYPES = tuple(name for name in DTYPES if name != "auto")
+RANDOM_SCHEME = "random://"
 
 
 def run_batch(options: argparse.Namespace) -> int:
-    """Run `baton batch`; exit status 0 when every line has an answer. Raises StartError, ManifestError,
-    UnsupportedError, LocalError."""
+    """Run `baton batch`; exit status 0 when every line has an answer, and not all answers are refusals. Raises
+    StartError, ManifestError, UnsupportedError, LocalError."""
     with Answers(options.output, options.input) as answers:
-        return _answer_rest(options, answers)
+        counts = _counts(options.input, answers)
+        if not counts.left:
+            _report_nothing_left(options.output, counts)
+            return ALL_REFUSED if counts.refused.total == counts.total else 0
+        if answers.done:
+            _say(f"{counts.total - counts.left:,} of {counts.total:,} requests are already answered")
+            _report_former_refusals(options.output, counts.refused)
+        if counts.bad_left:
+            _say(f"{counts.bad_left:,} lines are not valid requests: their answers say why")
+        from baton_local.batch.engine_batch import answer_left  # imports torch
+
+        progress = answer_left(options, answers, counts.left)
+        refused = counts.refused.total + progress.refusals.total
+        return ALL_REFUSED if refused == counts.total else 0
 
 
-def _answer_rest(options: argparse.Namespace, answers: Answers) -> int:
-    done = answers.done
-    total, left, bad = _counts(options.input, done)
-    if not left:
-        print(f"baton: {options.output} has an answer for each of the {total:,} requests", file=sys.stderr)
-        return 0
-    if done:
-        print(f"baton: {total - left:,} of {total:,} requests are already answered", file=sys.stderr)
-    if bad:
-        print(f"baton: {bad:,} lines are not valid requests: their answers say why", file=sys.stderr)
-    cache = open_cache(options.cache, options.cache_size, os.environ)
-    model = _model(options, cache)
-    with contextlib.nullcontext() if model.cached is None else cache.hold(model.cached):
-        return _run(_config(options, model), options, answers, left)
+@dataclass(frozen=True, slots=True)
+class _InputCounts:
+    """Numbers of lines of the input."""
+
+    total: int
+    left: int
+    """Lines without an answer."""
+    bad_left: int
+    """Invalid lines among them."""
+    refused: Refusals
+    """Refusals among the answers that the output has already."""
 
 
-def _run(config: WorkerConfig, options: argparse.Namespace, answers: Answers, left: int) -> int:
-    done = answers.done
-    try:
-        engine = build(config, lambda step, load, seconds: None, alone=True)
-    except ConfigError as error:
-        raise StartError(str(error)) from error
-    lines = (line for line in read_input(options.input) if line.id not in done)
-    run = BatchRun(engine, _desk(config.served_name, engine, options), lines, answers)
-    began_s = time.monotonic()
-    try:
-        with ProgressBar("baton", left, " answers") as bar:
-            meter = Meter(run.progress, bar, began_s)
-            run.run(meter.tick)
-            meter.tick()
-    except KeyboardInterrupt:
-        print(f"baton: stopped after {run.progress.answered:,} answers; the same command resumes", file=sys.stderr)
-        raise
-    _summary(run.progress, time.monotonic() - began_s, options.json)
-    if run.progress.first_refusal:
-        print(f"baton: refused first: {run.progress.first_refusal}", file=sys.stderr)
-    return 0
-
-
-def _counts(path: Path, done: set[str]) -> tuple[int, int, int]:
-    """Numbers of lines, of lines without an answer, and of invalid lines among those. Raises StartError when no line is
-    a request."""
+def _counts(path: Path, answers: Answers) -> _InputCounts:
+    """Count the lines of the input. Raises StartError when no line is a request."""
     total = left = bad_left = requests = 0
     first: BadLine | None = None
+    refused = Refusals()
     for line in read_input(path):
-        is_bad, is_left = isinstance(line, BadLine), line.id not in done
+        is_bad, is_left = isinstance(line, BadLine), line.id not in answers.done
         total, left, bad_left = total + 1, left + is_left, bad_left + (is_bad and is_left)
+        if (status := answers.refused.get(line.id)) is not None:
+            refused.note(status, answers.first_refusal)
         if isinstance(line, BadLine):
             first = first or line
         else:
             requests += 1
     if first is not None and not requests:
         raise StartError(f"{path}: no line is a request; line {first.number}: {first.message}")
-    return total, left, bad_left
+    return _InputCounts(total, left, bad_left, refused)
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """The model on this machine."""
-
-    argument: str
-    """Value of the engine's --model flag."""
-    served_name: str
-    """Model name in requests, unless --served-name gives another."""
-    cached: ModelFolder | None = None
+def _report_nothing_left(output: Path, counts: _InputCounts) -> None:
+    _say(f"{output} has an answer for each of the {counts.total:,} requests")
+    _report_former_refusals(output, counts.refused)
 
 
-def _model(options: argparse.Namespace, cache: ModelCache) -> _Model:
-    """The model, downloaded if it is remote. Raises LocalError, UnsupportedError."""
-    if options.file:
-        written = read_manifest(options.file)
-        local = deployment_from_manifest(written, options.file, dict(options.volume), cache, os.environ)
-        return _Model(local.argument, written.spec.model.served_name, local.cached)
-    if options.model.startswith(RANDOM_SCHEME):
-        return _Model(options.model, Path(options.model.removeprefix(RANDOM_SCHEME)).stem)
-    model = fetch_local_model(options.model, cache, os.environ, options.latest)
-    return _Model(str(model.folder), model.served_name, model.cached)
-
-
-def _config(options: argparse.Namespace, model: _Model) -> WorkerConfig:
-    """The configuration of one engine for prefill and decode, from a manifest's decode worker or from the options."""
-    arguments = _manifest_arguments(options, model) if options.file else _plain_arguments(options, model)
-    optional = {
-        "--max-sequences": options.max_sequences,
-        "--max-step-tokens": options.max_step_tokens,
-        "--kv-cache-bytes": options.kv_memory,
-    }
-    given = [f"{flag}={value}" for flag, value in optional.items() if value is not None]
-    try:
-        # The engine prefills for itself: it receives no KV, and no link needs a key.
-        return replace(parse(Role.DECODE, [*arguments, *given, "--listen=127.0.0.1:0"]), role=Role.PREFILL)
-    except ConfigError as error:
-        raise StartError(str(error)) from error
-
-
-def _manifest_arguments(options: argparse.Namespace, model: _Model) -> list[str]:
-    deployment = read_manifest(options.file)
-    computed_on = devices(deployment, options.device, len(gpu_ids(os.environ)))[Role.DECODE]
-    site = Site(
-        python=sys.executable,
-        model_path=model.argument,
-        keys_path=".",
-        prefill_discovery="",
-        decode_discovery="",
-        prefill_device=computed_on,
-        decode_device=computed_on,
-        drain_s=None,
-    )
-    # The last of two equal flags counts.
-    return [*_batch_sizes(computed_on), *worker_spec(deployment, Role.DECODE, site).argv[3:]]
-
-
-def _plain_arguments(options: argparse.Namespace, model: _Model) -> list[str]:
-    computed_on = options.device or Device.CPU
-    dtype = options.dtype or ("float32" if computed_on is Device.CPU else "auto")
-    context = [f"--max-context-tokens={options.max_context_tokens}"] if options.max_context_tokens else []
-    return [
-        f"--model={model.argument}",
-        f"--served-name={options.served_name or model.served_name}",
-        f"--device={computed_on}",
-        f"--dtype={dtype}",
-        "--keys=.",
-        *_batch_sizes(computed_on),
-        *context,
-    ]
-
-
-def _batch_sizes(computed_on: Device) -> list[str]:
-    blocks = [f"--block-tokens={GPU_BLOCK_TOKENS}"] if computed_on is Device.CUDA else []
-    return [f"--max-sequences={MAX_SEQUENCES[computed_on]}", *blocks]
-
-
-def _desk(served_name: str, engine: EngineParts, options: argparse.Namespace) -> Desk:
-    written = None if options.file is None else read_manifest(options.file).spec.model
-    names = (served_name, *(() if written is None else written.aliases))
-    defaults = not options.no_generation_defaults and (written is None or written.generation_defaults)
-    formats = DETECTED_FORMATS if written is None else FormatNames(written.tool_format, written.reasoning_format)
-    text = load_text_model(engine.bundle.data, engine.bundle.sha256, formats)
-    limits = ModelLimits(engine.limits.max_context_tokens, engine.limits.vocab_size)
-    model_hash, most = engine.fingerprint.model_hash, engine.limits.max_choices
-    return Desk(text, limits, names, model_hash, most, int(time.time()), defaults, engine.limits.encoding)
-
-
-class Meter:
-    """Shows the progress and the speed of a batch on standard error."""
-
-    def __init__(self, progress: Progress, bar: ProgressBar, began_s: float) -> None:
-        self._progress, self._bar, self._began_s = progress, bar, began_s
-
-    def tick(self) -> None:
-        """Update the bar; called between steps."""
-        progress = self._progress
-        rate = progress.output_tokens / max(time.monotonic() - self._began_s, 1e-9)
-        self._bar.at(progress.answered, f"{progress.running:,} running, {rate:,.0f} output tokens/s")
-
-
-def _summary(progress: Progress, seconds: float, as_json: bool) -> None:
-    if as_json:
-        fields = {
-            "answers": progress.answered,
-            "refused": progress.refused,
-            "prompt_tokens": progress.prompt_tokens,
-            "output_tokens": progress.output_tokens,
-            "seconds": round(seconds, 3),
-            "output_tokens_per_s": round(progress.output_tokens / seconds, 1),
-        }
-        print(json.dumps(fields))
+def _report_former_refusals(output: Path, refused: Refusals) -> None:
+    """Say what a run that resumes will not ask again, and how to make it do so."""
+    if not refused.total:
         return
-    print(
-        f"{progress.answered:,} answers ({progress.refused:,} refused) in {seconds:,.1f} s: {progress.prompt_tokens:,} "
-        f"prompt tokens, {progress.output_tokens:,} output tokens, {progress.output_tokens / seconds:,.0f} a second"
-    )
+    _say(f"of them {refused.in_words()}; first: {refused.first}")
+    _say(f"to ask these again, delete their lines from {output}, or name another OUT")
+
+
+def _say(text: str) -> None:
+    print(f"baton: {text}", file=sys.stderr)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -238,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--no-generation-defaults", action="store_true", help="ignore the model's generation_config.json")
     add(
         "--dtype",
-        choices=sorted(DTYPES),
+        choices=BATCH_DTYPES,
         help="with --model: type of weights and arithmetic (default: the model's own, on CPUs float32)",
     )
     add(

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
 from baton_engine.scheduling.events import Drawn, Failed, PromptEncoded, PromptScored, SchedulerEvent
-from baton_gateway.batches.lines import BadLine, BatchLine, answer_line, refusal_text
+from baton_gateway.batches.lines import BadLine, BatchLine, answer_line
 from baton_local.batch.encoding_job import EncodingJob
 from baton_local.batch.jobs import Desk, Job, Refusal, failure
 from baton_local.batch.order import Balance, windows
+from baton_local.batch.refusals import Refusals, refusal_of
 from baton_wire.messages.values import RequestKey
 from baton_worker.building.parts import EngineParts
 
@@ -51,9 +52,7 @@ class Progress:
     """Counters of a running batch, for a progress bar."""
 
     answered: int = 0
-    refused: int = 0
-    first_refusal: str = ""
-    """The request that was refused first, and why; empty: none was."""
+    refusals: Refusals = field(default_factory=Refusals)
     prompt_tokens: int = 0
     output_tokens: int = 0
     running: int = 0
@@ -231,8 +230,8 @@ class BatchRun:
     def _answer(self, refusal: Refusal) -> None:
         self._output.write(refusal.line)
         self.progress.answered += 1
-        self.progress.refused += 1
-        self.progress.first_refusal = self.progress.first_refusal or refusal_text(refusal.line)
+        if (reason := refusal_of(refusal.line)) is not None:
+            self.progress.refusals.note(*reason)
 
 
 def _put(channel: queue.Queue[T], item: T, is_over: Callable[[], bool]) -> None:

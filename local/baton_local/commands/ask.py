@@ -7,9 +7,9 @@ import sys
 from dataclasses import dataclass
 
 from baton_local.client import ask, chat
+from baton_local.errors import OutputClosedError
 from baton_local.fleet.client_keys import key_for
-from baton_local.fleet.record import read_record
-from baton_local.fleet.run_dir import base_directory, find_run
+from baton_local.fleet.ready_record import ready_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class AskOptions:
 
 def run_ask(options: AskOptions) -> int:
     """Ask and print the answer. Raises LocalError."""
-    record = read_record(find_run(base_directory(), options.name))
+    record = ready_record(options.name)
     model = options.model or record.served_name
     fields = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     question = chat(model, options.text, stream=options.stream, **fields)
@@ -36,6 +36,9 @@ def run_ask(options: AskOptions) -> int:
 
 
 def show(text: str) -> None:
-    """Print a piece of an answer at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Print a piece of an answer at once. Raises OutputClosedError."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise OutputClosedError from error

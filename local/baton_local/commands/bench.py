@@ -23,8 +23,7 @@ from baton_local.commands.session_bench import SessionMeasurement
 from baton_local.commands.session_options import SessionSource, loop_limits, session_source
 from baton_local.errors import LocalError, StartError
 from baton_local.fleet.client_keys import key_for
-from baton_local.fleet.record import read_record
-from baton_local.fleet.run_dir import base_directory, find_run
+from baton_local.fleet.ready_record import ready_record
 from baton_local.load_test.load_plan import Lengths, arrival_times, drawn_load, traced_load
 from baton_local.load_test.load_record import LoadRecord, as_json, read_load_record
 from baton_local.load_test.load_report import ClientTargets, LoadReport, highest_kept, report
@@ -103,7 +102,7 @@ async def _run(
     """Send the load; adds one report per rate to `measured`. `load`: None draws requests of the options' lengths."""
     endpoint, key = options.endpoint, environment.get(KEY_VARIABLE)
     if endpoint is None:
-        record = read_record(find_run(base_directory(), options.name))
+        record = ready_record(options.name)
         endpoint, key = record.endpoint, key_for(record, environment)
         measured.name = options.label or record.served_name
     reports = measured.reports

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_local.client import Answer, AnswerError, ClientRequest, ask
+from baton_local.commands.ask import show
 from baton_local.errors import StartError
 from baton_local.fleet.client_keys import key_for
-from baton_local.fleet.record import read_record
-from baton_local.fleet.run_dir import base_directory, find_run
+from baton_local.fleet.ready_record import ready_record
 from baton_wire.suggestions import suggestion
 
 PROMPT = "> "
@@ -88,7 +88,7 @@ class TerminalChat:
 def run_chat(name: str | None, conversation_of: Callable[[str], TerminalChat]) -> int:
     """Read lines until the end of the input. `conversation_of`: makes a conversation with a model of that name. Raises
     LocalError."""
-    record = read_record(find_run(base_directory(), name))
+    record = ready_record(name)
     key, is_terminal = key_for(record, os.environ), sys.stdin.isatty()
     conversation = conversation_of(record.served_name)
     if is_terminal:
@@ -101,7 +101,7 @@ def run_chat(name: str | None, conversation_of: Callable[[str], TerminalChat]) -
         if line.startswith("/"):
             _print(conversation.command(line))
         elif line:
-            _converse(conversation, line, lambda request: ask(record.endpoint, request, _show, key))
+            _converse(conversation, line, lambda request: ask(record.endpoint, request, show, key))
     return 0
 
 
@@ -139,8 +139,3 @@ def check_settings(max_tokens: int | None, temperature: float | None) -> dict[st
 def _print(text: str) -> None:
     if text:
         print(text, flush=True)
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

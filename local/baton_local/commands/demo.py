@@ -7,6 +7,8 @@ or when a process is left at the end.
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +47,18 @@ def run_demo(options: DemoOptions) -> int:
         print(f"\n\n{report(seen, answer)}\n", flush=True)
         check_moved(seen)
     print("stopped; no process is left")
+    print(f"\nnext: {next_steps(sys.argv[0], options.manifest)}")
     return 0
+
+
+def next_steps(program: str, manifest: Path) -> str:
+    """What to type next. `program`: the script that runs, which no PATH may have.
+
+    >>> next_steps(".venv/bin/baton", Path("examples/tiny.yaml"))
+    '`.venv/bin/baton up -f examples/tiny.yaml` serves it until Ctrl-C; then `.venv/bin/baton chat` in another terminal'
+    """
+    baton = program if Path(program).name == "baton" and shutil.which("baton") != program else "baton"
+    return f"`{baton} up -f {manifest}` serves it until Ctrl-C; then `{baton} chat` in another terminal"
 
 
 def report(seen: Observation, answer: Answer) -> str:

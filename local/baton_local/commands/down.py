@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from baton_local.errors import LocalError
+from baton_local.errors import LocalError, StartError
 from baton_local.fleet.run_dir import RunDir, base_directory, find_run, holder, is_held
 
 POLL_S = 0.1
@@ -14,6 +14,13 @@ POLL_S = 0.1
 
 class NotStoppedError(LocalError):
     """The deployment did not stop."""
+
+
+def chosen_name(positional: str | None, option: str | None) -> str | None:
+    """The name of the deployment, given in either way. Raises StartError for two names."""
+    if None not in (positional, option) and positional != option:
+        raise StartError(f"{positional} and --name {option}: only one deployment can be stopped at a time")
+    return option or positional
 
 
 def run_down(name: str | None, patience_s: float) -> int:

@@ -87,6 +87,10 @@ def _format(answer: FoundRecords, query: RecordQuery, form: str) -> str:
 def _gaps(answer: FoundRecords, query: RecordQuery) -> list[str]:
     """Say what the answer may lack."""
     texts = [f"{name} did not answer: its records are missing" for name in answer.silent]
+    if not answer.records and query.id is not None:
+        texts.append(
+            f"{query.id[:128]!r} is the id of no request (X-Request-Id, access log) and of no answer in a record"
+        )
     if not answer.records and query.id is not None and answer.fell_out:
         texts.append(
             f"the record may have made room for later ones: "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from baton_local.commands.planned_sessions import run_session_plan
 from baton_local.commands.session_options import add_session_options
 from baton_local.errors import StartError
 from baton_local.fetching.default_deployment import detect_tasks
+from baton_local.fleet.host import gpu_ids
 from baton_local.hardware_arguments import accelerator_named, shape_named
 from baton_local.shared_options import add_pool_degrees
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -35,6 +38,7 @@ from baton_wire.models.errors import ModelError
 from baton_wire.rules.hardware import ACCELERATORS, Accelerator
 from baton_wire.rules.step_times import attended_pairs
 
+CPU_TYPE = "cpu"
 UTILISATION = 0.8
 """The share of a worker's rate that a plan counts on."""
 
@@ -146,6 +150,9 @@ def run_plan(options: argparse.Namespace) -> int:
             json.dumps(documents[0] if len(documents) == 1 else dict(zip(_names(accelerators), documents, strict=True)))
         )
         return 0
+    if options.model not in KNOWN_SHAPES and not gpu_ids(os.environ) and CPU_TYPE not in _names(accelerators):
+        there = f"this machine has no {' or '.join(_names(accelerators))}"
+        print(f"baton: {there}: --accelerator {CPU_TYPE} estimates for CPUs", file=sys.stderr)
     _print_columns(shape, accelerators, planned, columns)
     for accelerator, plan, figures in zip(accelerators, planned, columns, strict=True):
         if plan.reason is not None:

@@ -160,12 +160,11 @@ def _rate(link: Link, links: Sequence[Link]) -> str:
 
 
 def _share_of_fastest(link: Link, links: Sequence[Link]) -> float | None:
-    """A link's rate over that of the fastest link, both measured alike; None: it is not known."""
-    if link.recent_bytes_per_s is not None:
-        return link.recent_bytes_per_s / max(other.recent_bytes_per_s or 0.0 for other in links)
-    if link.bytes_per_s is not None:
-        return link.bytes_per_s / max(other.bytes_per_s or 0.0 for other in links)
-    return None
+    """A link's rate of the last minute over that of the fastest link; None: it carried nothing. What was measured when
+    links came up is no reason for a mark: links that come up while others do share the machine."""
+    if link.recent_bytes_per_s is None:
+        return None
+    return link.recent_bytes_per_s / max(other.recent_bytes_per_s or 0.0 for other in links)
 
 
 def _gigabytes(bytes_per_s: float) -> str:

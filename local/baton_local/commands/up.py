@@ -19,6 +19,7 @@ from pathlib import Path
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsPolicy
 from baton_control.spec.manifest import read_manifest, read_tenants
+from baton_control.spec.model_source import parse_source
 from baton_control.worker_specs import Device
 from baton_gateway.parent_death import die_with_parent
 from baton_gateway.tenancy.key_files import KeyFiles
@@ -30,10 +31,11 @@ from baton_local.fetching.local_model import (
     deployment_from_manifest,
     deployment_from_source,
 )
+from baton_local.fetching.model_argument import deployment_name, parse_model_argument, served_name
 from baton_local.fetching.model_cache import ModelCache, cache_folder
 from baton_local.fleet.client_keys import NO_KEY_OPTIONS, ClientKeys, KeyOptions, client_keys
 from baton_local.fleet.desired_processes import plan_fleet
-from baton_local.fleet.emulation import parse_emulation, write_paced
+from baton_local.fleet.emulation import Emulation, parse_emulation, write_paced
 from baton_local.fleet.gpu_room import check_gpus, free_by_id, gpu_need, read_gpus, shared_kv, with_kv
 from baton_local.fleet.host import RANDOM, check_model, devices, gpu_ids, reserve_port
 from baton_local.fleet.local_runtime import LocalRuntime, RunPlan
@@ -46,6 +48,7 @@ from baton_local.fleet.run_dir import (
     base_directory,
     claimed,
     directory_name,
+    refuse_running,
     remove_old,
     write_key,
     write_private,
@@ -55,6 +58,7 @@ from baton_local.shared_options import KEY_VARIABLE
 from baton_wire.messages.values import POOL_ROLES, Role
 
 LEAVE_MARGIN_S = 30.0
+DEFAULT_NAMESPACE = "default"
 DEFAULT_PATIENCE = Patience()
 
 
@@ -95,12 +99,58 @@ def run_up(options: UpOptions) -> int:
     if options.keys.is_open and gateway is not None and gateway.tenants:
         raise StartError("--open: not allowed while spec.gateway.tenants is true")
     os.environ.pop(KEY_VARIABLE, None)  # or every child would inherit it
-    with reserve_port(options.host, options.port) as reserved:
-        return _run_on(reserved.getsockname()[1], options, written, keys)
+    with contextlib.ExitStack() as stack:
+        reserved = None
+        if _is_fetched(options, written):  # no download that ends in a taken name or port
+            refuse_running(base_directory(), _directory_of(options, written), _rename(written))
+            reserved = stack.enter_context(reserve_port(options.host, options.port))
+        prepared = _prepare(options, written)
+        refuse_running(base_directory(), prepared.directory, _rename(written))
+        reserved = reserved or stack.enter_context(reserve_port(options.host, options.port))
+        return _run_on(reserved.getsockname()[1], options, written, prepared, keys)
 
 
-def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: ClientKeys) -> int:
-    """Run the deployment on a reserved port. `written`: the manifest, if there is one."""
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A deployment that this machine can run, as far as can be known before any process starts."""
+
+    deployment: LLMDeployment
+    local: LocalDeployment
+    chosen: dict[Role, Device]
+    """The device of each pool."""
+    gpus: tuple[str, ...]
+    emulation: Emulation | None
+
+    @property
+    def directory(self) -> str:
+        """The name of its run directory."""
+        return directory_name(self.deployment.metadata.namespace, self.deployment.metadata.name)
+
+
+def _is_fetched(options: UpOptions, written: LLMDeployment | None) -> bool:
+    """True if the model comes from elsewhere. Raises StartError for a MODEL that cannot be one."""
+    if written is not None:
+        return parse_source(written.spec.model.source).is_remote
+    assert options.source is not None, "argparse requires a manifest or a source"
+    return not isinstance(parse_model_argument(options.source.text), Path)
+
+
+def _directory_of(options: UpOptions, written: LLMDeployment | None) -> str:
+    """The name of the run directory, known before the model is here."""
+    if written is not None:
+        return directory_name(written.metadata.namespace, written.metadata.name)
+    assert options.source is not None, "argparse requires a manifest or a source"
+    served = options.source.served_name or served_name(parse_model_argument(options.source.text))
+    return directory_name(DEFAULT_NAMESPACE, deployment_name(served))
+
+
+def _rename(written: LLMDeployment | None) -> str:
+    """Where a deployment gets its name from."""
+    return "--served-name" if written is None else "metadata.name"
+
+
+def _prepare(options: UpOptions, written: LLMDeployment | None) -> _Prepared:
+    """Fetch the model if it is remote, and refuse what this machine cannot run. Raises LocalError, OperatorError."""
     gpus = gpu_ids(os.environ)
     local = _local_deployment(options, written, bool(gpus))
     deployment, model = apply_options(local.deployment, options), local.argument
@@ -112,13 +162,18 @@ def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: 
     if emulation is None and not model.startswith(RANDOM):
         check_memory(memory_need(deployment, Path(model), chosen), free_memory(), address_space_limit())
         deployment = _fit_gpus(deployment, Path(model), chosen, gpus)
-    metadata = deployment.metadata
+    return _Prepared(deployment, local, chosen, gpus, emulation)
+
+
+def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, prepared: _Prepared, keys: ClientKeys) -> int:
+    """Run the deployment on a reserved port. `written`: the manifest, if there is one."""
+    deployment, local, emulation = prepared.deployment, prepared.local, prepared.emulation
     longest_s = deployment.spec.gateway.limits.max_request_duration
     patience = replace(options.patience, worker_leave_s=longest_s + LEAVE_MARGIN_S)
     remove_old(base_directory(), time.time())
     with (
         contextlib.nullcontext() if local.cached is None else ModelCache(local.cached.folder).hold(local.cached),
-        claimed(base_directory(), directory_name(metadata.namespace, metadata.name)) as run,
+        claimed(base_directory(), prepared.directory, _rename(written)) as run,
         socket.create_server((LOOPBACK, 0)) as link,
     ):
         write_key(run)
@@ -126,7 +181,8 @@ def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: 
             write_private(run.manifest, as_yaml(deployment))
         if emulation is not None:
             write_paced(run.paced, emulation)
-        site = local_site(run, model, chosen, link.getsockname()[1], emulation, longest_s)
+        say(f"logs, keys and state of this run are in {run.root}")
+        site = local_site(run, local.argument, prepared.chosen, link.getsockname()[1], emulation, longest_s)
         keys_path = keys.place(run)
         site = replace(site, api_keys_path=None if keys_path is None else str(keys_path))
         tenants = _tenants(options.manifest, deployment, run, keys_path)
@@ -134,7 +190,9 @@ def _run_on(port: int, options: UpOptions, written: LLMDeployment | None, keys: 
             site = replace(site, tenants_path=str(run.tenants))
         fleet = plan_fleet(deployment, site)
         with ChildProcesses() as processes:
-            plan = RunPlan(run, fleet, options.host, port, gpus, patience, emulation, site.api_keys_path, tenants)
+            plan = RunPlan(
+                run, fleet, options.host, port, prepared.gpus, patience, emulation, site.api_keys_path, tenants
+            )
             return asyncio.run(LocalRuntime(plan, processes, link).serve())
 
 

@@ -22,12 +22,12 @@ from urllib.parse import urlsplit
 
 from baton_local.doctor.deadline import Reader, read_within
 from baton_local.doctor.machine_facts import HUB, Disk, MachineFacts, PciLink, Port, RdmaPort, TorchBuild
-from baton_local.errors import LocalError, StartError
+from baton_local.errors import StartError
 from baton_local.fetching.model_cache import cache_folder
 from baton_local.fleet.gpu_room import SMI, query_gpus, query_nvidia_smi
 from baton_local.fleet.host import GPU_LIST
-from baton_local.fleet.record import read_record
-from baton_local.fleet.run_dir import RunDir, base_directory, is_held
+from baton_local.fleet.port_holder import deployment_at
+from baton_local.fleet.run_dir import base_directory
 from baton_wire.listening.sockets import bind
 from baton_worker.building.memory_limit import free_bytes
 
@@ -198,14 +198,5 @@ def read_port(number: int) -> Port:
     try:
         bind(LOOPBACK, number).close()
     except OSError:
-        return Port(number, False, _user_of(number))
+        return Port(number, False, deployment_at(number))
     return Port(number, True, None)
-
-
-def _user_of(port: int) -> str | None:
-    with contextlib.suppress(LocalError, OSError):
-        for folder in base_directory().iterdir():
-            run = RunDir(folder)
-            if is_held(run) and read_record(run).endpoint.endswith(f":{port}"):
-                return folder.name
-    return None

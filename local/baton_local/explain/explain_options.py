@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser, name_help: str) -> None:
 def add_query_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose records and their form."""
     parser.add_argument(
-        "id", nargs="?", metavar="ID", help="the request's id, as X-Request-Id or the access log has it"
+        "id", nargs="?", metavar="ID", help="id of the request (X-Request-Id, access log) or of its answer (chatcmpl-…)"
     )
     parser.add_argument("--slowest", type=integer(1, 100), metavar="N", help="the N slowest requests (default: 10)")
     parser.add_argument("--missed", action="store_true", help="only requests that missed a target or failed")

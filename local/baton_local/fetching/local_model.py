@@ -100,7 +100,9 @@ def _why_no_folder(text: str, path: Path) -> str:
             "and make it small with `baton quantise --format int4`"
         )
     if path.is_file():
-        return f"{text}: is a file; a model is a folder with config.json, safetensors and tokenizer: {path.parent}?"
+        has_model = (path.parent / "config.json").is_file()
+        meant = f": did you mean {path.parent}?" if has_model else ""
+        return f"{text}: is a file; a model is a folder with config.json, safetensors and tokenizer{meant}"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
         return f"{text}: no such folder; a model of the hub is hf://{text}"
     nearby = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from baton_control.worker_specs import Device, pool_spec
 from baton_engine.model.servable import CONFIG, servable_config, servable_model
 from baton_local.errors import StartError
 from baton_local.fleet.degree_check import degree_problems
+from baton_local.fleet.port_holder import deployment_at
 from baton_wire.listening.sockets import bind
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.models.errors import ModelError
@@ -135,6 +137,8 @@ def reserve_port(host: str, asked: int) -> socket.socket:
         return bind(host, asked)
     except OSError as error:
         message = f"--port {asked}: {host}:{asked} cannot be used: {os.strerror(error.errno or 0)}"
+        if error.errno == errno.EADDRINUSE and (deployment := deployment_at(asked)) is not None:
+            message += f" by {deployment} (`baton down --name {deployment}` stops it)"
         raise StartError(f"{message}; choose another with --port, 0 for any") from error
 
 

@@ -36,7 +36,7 @@ from baton_local.fleet.local_site import LOOPBACK
 from baton_local.fleet.local_tenants import LocalTenants
 from baton_local.fleet.log_rotation import rotate_logs
 from baton_local.fleet.log_tail import age_s, last_line
-from baton_local.fleet.pool_scaling import Scaling
+from baton_local.fleet.pool_scaling import Scaling, in_flags
 from baton_local.fleet.processes import ChildProcesses
 from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
 from baton_local.fleet.run_dir import (
@@ -100,6 +100,8 @@ class LocalRuntime:
         self._printed_hold = False
         self._decision = ""
         self._reasons: dict[str, str] = {}
+        self._has_flags = plan.run.manifest.exists()
+        """The user wrote no manifest, and knows its fields as flags."""
         self._gpu_by_slot: dict[str, str] = {}
         self._flips = FlipsUnderWay()
         self._status: int | None = None
@@ -157,7 +159,8 @@ class LocalRuntime:
         self._write_record()
         if self._history.is_due(now):
             self._history.look(self._facts(), self._reasons, time.time(), now)
-            self._scaling.announce(self._history.history.with_reasons(self._reasons))
+            wanted = {role.value: count for role, count in self._wanted.items()}
+            self._scaling.announce(self._history.history.with_reasons(self._reasons, wanted))
         if self._plan.tenants is not None:
             self._plan.tenants.refresh(now)
         self._books.retry(now)
@@ -244,7 +247,8 @@ class LocalRuntime:
         return {slot.name: slot.since_s for slot in self._supervisor.slots.values()}
 
     def _report_sizes(self, sized: Sized) -> None:
-        self._reasons = {role.value: sized.reasons[role] for role in pool_roles(self._fleet.deployment)}
+        words = in_flags if self._has_flags else str
+        self._reasons = {role.value: words(sized.reasons[role]) for role in pool_roles(self._fleet.deployment)}
         decision = "; ".join(self._reasons.values())
         if decision == self._decision:
             return
@@ -333,6 +337,7 @@ class LocalRuntime:
             endpoint=self._plan.endpoint,
             served_name=spec.model.served_name,
             ready=self._supervisor.was_ready and self._supervisor.routable,
+            was_ready=self._supervisor.was_ready,
             decision=self._decision,
             reasons=self._reasons,
             limits={role.value: _limits(self._fleet.deployment, role) for role in roles},

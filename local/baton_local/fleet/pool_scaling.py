@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -135,3 +136,12 @@ def _read(path: Path) -> str | None:
             return file.read(MAX_SAVED_BYTES + 1)
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def in_flags(reason: str) -> str:
+    """The reason of a pool's size for somebody without a manifest: with flags of `baton up` in place of fields.
+
+    >>> in_flags("misses the target of 500 ms: at spec.prefill.replicas.max, 1 worker")
+    'misses the target of 500 ms: at the most that --prefill allows, 1 worker'
+    """
+    return re.sub(r"spec\.(prefill|decode)\.replicas\.max", r"the most that --\1 allows", reason)

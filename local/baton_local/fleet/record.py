@@ -52,6 +52,7 @@ class RunRecord(msgspec.Struct, frozen=True, rename={"processes": "posts"}):
     endpoint: str
     served_name: str
     ready: bool
+    """It answers requests now."""
     decision: str
     """The latest sizing decision, in words: both pools' reasons together."""
     ttft: TargetRecord
@@ -71,6 +72,8 @@ class RunRecord(msgspec.Struct, frozen=True, rename={"processes": "posts"}):
     """The file or folder with the clients' API keys; None: the gateway needs none."""
     emulated: str | None = None
     """Description of the emulated workers; None: a model computes."""
+    was_ready: bool = True
+    """False: it has never been ready, since it is starting. An older `baton up` does not say it."""
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -83,9 +86,13 @@ class RunRecord(msgspec.Struct, frozen=True, rename={"processes": "posts"}):
         return "" if ranks == 1 else f" × {ranks} ranks"
 
 
+class NotUpYetError(NotRunningError):
+    """A deployment that has begun to start has no record yet."""
+
+
 def read_record(run: RunDir) -> RunRecord:
-    """The record of a run. Raises NotRunningError when there is none (yet)."""
+    """The record of a run. Raises NotUpYetError when there is none (yet)."""
     try:
         return msgspec.json.decode(run.record.read_bytes(), type=RunRecord)
     except (FileNotFoundError, msgspec.DecodeError) as error:
-        raise NotRunningError(f"{run.root.name} is not up yet: try again") from error
+        raise NotUpYetError(f"{run.root.name} is not up yet") from error

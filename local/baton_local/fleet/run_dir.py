@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from baton_local.errors import NotRunningError, StartError
+from baton_local.fleet.starts import living_starts
 from baton_wire.suggestions import suggestion
 from baton_wire.whole_file import write_whole
 
@@ -130,8 +131,26 @@ def directory_name(namespace: str, name: str) -> str:
     return f"{namespace}.{name}"
 
 
+class StartingError(NotRunningError):
+    """No deployment runs yet, but a `baton up` is about to start one."""
+
+
+def refuse_running(base: Path, directory: str, rename: str) -> None:
+    """Refuse a second deployment of a name. `rename`: how to give it another one. Raises StartError."""
+    run = RunDir(base / directory)
+    if is_held(run):
+        raise _already_running(run, rename)
+
+
+def _already_running(run: RunDir, rename: str) -> StartError:
+    pid = holder(run)
+    who = "" if pid is None else f" (pid {pid})"
+    stop = f"stop it with `baton down --name {run.root.name.partition('.')[2]}`"
+    return StartError(f"{run.root.name} is already running{who}: {stop}, or use another {rename}")
+
+
 @contextmanager
-def claimed(base: Path, directory: str) -> Iterator[RunDir]:
+def claimed(base: Path, directory: str, rename: str = "metadata.name") -> Iterator[RunDir]:
     """A fresh run directory, locked while the context lasts. Raises StartError when the deployment is running.
 
     Keys and addresses are removed at the end. Logs stay until the next start, ledger and memory of sizing for longer.
@@ -140,10 +159,7 @@ def claimed(base: Path, directory: str) -> Iterator[RunDir]:
     _private_directory(run.root)
     with run.lock.open("a+") as lock:
         if not _locked(lock):
-            pid = holder(run)
-            who = "" if pid is None else f" (pid {pid})"
-            stop = f"stop it with `baton down {directory.partition('.')[2]}`"
-            raise StartError(f"{directory} is already running{who}: {stop}, or use another metadata.name")
+            raise _already_running(run, rename)
         with suppress(OSError):  # a full disk: the lock holds without it
             os.ftruncate(lock.fileno(), 0)
             os.pwrite(lock.fileno(), f"{os.getpid()}\n".encode(), 0)  # a buffered text would be written again on close
@@ -172,33 +188,48 @@ def find_run(base: Path, name: str | None, must_run: bool = True) -> RunDir:
     """The run directory of a deployment, by `name` or `namespace.name`; without a name, the one that runs, or with
     `must_run` False the last one that did.
 
-    Raises NotRunningError when none matches, or more than one does.
+    Raises NotRunningError when none matches, or more than one does; StartingError when one may match soon.
     """
     runs = [RunDir(path) for path in sorted(base.iterdir()) if (path / "lock").exists()]
     running = [run for run in runs if is_held(run)]
     if name is not None:
-        return _named(running if must_run else runs, name, " is running" if must_run else "")
+        return _named(running if must_run else runs, name, must_run, base, _starting(base, running))
     if len(running) == 1:
         return running[0]
     if running:
         raise NotRunningError(f"several deployments are running ({_names(running)}): choose one with --name NAME")
     if must_run or not runs:
-        raise NotRunningError(f"no deployment {'is running' if must_run else 'has run'}: {_START}")
+        if starting := _starting(base, running):
+            raise _not_up_yet(starting)
+        raise NotRunningError(f"no deployment {'is running' if must_run else 'has run'} in {base}: {_START}")
     return max(runs, key=lambda run: run.lock.stat().st_mtime)
 
 
 _START = "start one with `baton up MODEL`"
 
 
-def _named(runs: list[RunDir], name: str, suffix: str) -> RunDir:
-    """The run with that name. Raises NotRunningError, which lists those that there are."""
+def _starting(base: Path, running: list[RunDir]) -> list[int]:
+    """The process ids of every `baton up` that has no deployment yet."""
+    holders = {holder(run) for run in running}
+    return [pid for pid in living_starts(base) if pid not in holders]
+
+
+def _not_up_yet(pids: list[int]) -> StartingError:
+    return StartingError(f"`baton up` (pid {pids[0]}) is still checking its model")
+
+
+def _named(runs: list[RunDir], name: str, must_run: bool, base: Path, starting: list[int]) -> RunDir:
+    """The run with that name. Raises NotRunningError, which lists those that there are, or StartingError."""
+    suffix = " is running" if must_run else ""
     matches = [run for run in runs if name in (run.root.name, run.root.name.partition(".")[2])]
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise NotRunningError(f"{name} is the name of several deployments: choose one of {_names(matches)}")
+    if must_run and starting:
+        raise _not_up_yet(starting)
     if not runs:
-        raise NotRunningError(f"no deployment named {name}{suffix}, nor any other: {_START}")
+        raise NotRunningError(f"no deployment named {name}{suffix}, nor any other, in {base}: {_START}")
     known = [text for run in runs for text in (run.root.name.partition(".")[2], run.root.name)]
     meant = suggestion(name, known)
     raise NotRunningError(f"no deployment named {name}{suffix}{meant or f'; there are {_names(runs)}'}")

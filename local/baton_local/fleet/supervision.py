@@ -182,7 +182,8 @@ class Supervisor:
             return []
         took = now - slot.since_s
         slot.phase, slot.since_s, slot.announcement, slot.silent_since_s = Phase.READY, now, announcement, None
-        text = f"{name}: ready after {took:.1f} s (pid {announcement.pid}, {announcement.host}:{announcement.port})"
+        state = "listening" if slot.role is Role.GATEWAY else "ready"  # "ready" is the deployment, with its workers
+        text = f"{name}: {state} after {took:.1f} s (pid {announcement.pid}, {announcement.host}:{announcement.port})"
         return [Say(text), *self._publish(slot.role)]
 
     def checked_live(self, name: str, incarnation: int, is_live: bool, now: float) -> list[Action]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import resource
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -197,3 +198,15 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
     with pytest.raises(ModelError, match=message):
         quantise_model(source, target, "fp8", lambda done, of: None)
     assert not list(tmp_path.glob("place/copy.partial*"))
+
+
+def test_the_copy_is_as_readable_as_its_folder_and_brings_no_description_of_other_weights(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(tiny_llama.FOLDER, source)
+    (source / "README.md").write_text("Weights in float32.")
+    (source / "LICENSE").write_text("Anybody may.")
+    target = quantised(source, tmp_path / "target", "int8")
+    assert not (target / "README.md").exists()
+    assert (target / "LICENSE").read_text() == "Anybody may."
+    modes = {path.name: path.stat().st_mode & 0o777 for path in target.iterdir()}
+    assert len(set(modes.values())) == 1, modes

@@ -67,6 +67,30 @@ async def test_a_tenant_sees_its_own_requests_and_the_operator_sees_all(
     assert all(record["workers"] for record in all_records["records"])
 
 
+async def test_a_record_is_found_by_the_id_of_its_answer_in_every_api(
+    shared: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    """Found: the body of an answer has only that id, and it was as unknown as nonsense."""
+    headers = {"Authorization": f"Bearer {KEYS['alice']}"}
+    messages = [{"role": "user", "content": "x"}]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": messages},
+        "/v1/completions": {"prompt": "x"},
+        "/v1/messages": {"messages": messages, "max_tokens": 9},
+        "/v1/responses": {"input": "x"},
+    }
+    for number, (path, body) in enumerate(bodies.items()):
+        own = headers | {"X-Request-Id": f"request-{number}"}
+        async with http.post(shared.url(path), json={"model": "tiny", **body}, headers=own) as got:
+            assert got.status == 200, await got.text()
+            answer_id = (await got.json())["id"]
+        await until(lambda count=number + 1: len(shared.server.relay.records) == count)  # type: ignore[misc]
+        for tenant, found in (("alice", [f"request-{number}"]), ("bob", [])):
+            _, page = await get(shared, http, KEYS[tenant], f"?id={answer_id}")
+            assert [record["id"] for record in page["records"]] == found, (path, answer_id)
+    assert (await get(shared, http, KEYS["alice"], "?id=chatcmpl-" + "0" * 24))[1]["records"] == []
+
+
 @pytest.mark.parametrize("key", [None, "nobodys-key-3333", "0" * 64])
 async def test_without_a_known_key_nothing_is_shown(
     shared: RunningGateway, http: aiohttp.ClientSession, key: str | None

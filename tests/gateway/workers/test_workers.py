@@ -27,6 +27,7 @@ from baton_testing.gateway.gateway_process import (
     until,
 )
 from baton_testing.gateway.made_tokenizers import sentencepiece
+from baton_wire.deployment_history import DeploymentHistory, encode_history
 from baton_wire.keys import KeyDirectory, write_new_key
 from baton_wire.listening.sockets import bind
 from baton_wire.messages.gateway_link import Hello
@@ -82,6 +83,30 @@ async def test_a_gateway_that_lost_all_its_links_at_once_dials_again_before_it_s
             worker.cut()
         await until(lambda: not linked(gateway))
         assert (await ask(gateway))[0] == 200
+
+
+async def test_before_the_first_pair_is_ready_a_refusal_says_that_workers_start(tmp_path: Path) -> None:
+    """Found: while workers start, clients read that no fitting pair is available, as after a loss of workers."""
+    pool = FakePool(tmp_path, tokenizer(), answer)
+    pool.announce()
+    async with running_gateway(pool, "--prefill-unavailable=fail", "--park-s=0.3") as gateway:
+        code, content, headers = await ask(gateway)
+        assert (code, content["error"]["code"]) == (503, "no_routable_workers")
+        assert content["error"]["message"] == "The workers are still starting (0 ready); try again."
+        assert headers["Retry-After"] == "5"
+        gateway.server._take_history(encode_history(DeploymentHistory(wanted={"prefill": 1, "decode": 2})))
+        await pool.add(Role.PREFILL)
+        await gateway.until_linked(1)
+        assert "still starting (1 of 3 ready)" in (await ask(gateway))[1]["error"]["message"]
+        decode = await pool.add(Role.DECODE)
+        await gateway.until_linked(2)
+        assert (await ask(gateway))[0] == 200
+        await decode.report(draining=True)
+        await until(lambda: gateway.server.table.num_usable() == 1)
+        code, content, _ = await ask(gateway)
+        assert (code, content["error"]["code"]) == (503, "no_routable_workers")
+        assert "No fitting pair" in content["error"]["message"], "it is lost, not starting"
+    await pool.stop()
 
 
 async def test_health_says_alive_ready_and_routable_apart(tmp_path: Path) -> None:

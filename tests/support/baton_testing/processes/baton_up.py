@@ -80,7 +80,7 @@ class Up:
     @property
     def run_dir(self) -> RunDir:
         """The name of the only deployment here."""
-        (root,) = (self.runtime / "baton").iterdir()
+        (root,) = (path for path in (self.runtime / "baton").iterdir() if (path / "lock").exists())
         return RunDir(root)
 
     def run(self, *arguments: str) -> Ended:

@@ -1,0 +1,15 @@
+"""The start of a deployment as a client hears of it: why there are no workers yet."""
+
+from __future__ import annotations
+
+from baton_gateway.errors import NO_WORKERS, Problem, no_workers, workers_starting
+from baton_gateway.workers.linked_workers import WorkerTable
+
+
+def explain_missing(table: WorkerTable, problem: Problem | None = None) -> Problem:
+    """The refusal of a request for want of workers; another one for as long as the workers start. `problem`: the
+    refusal so far; any other one than for want of workers stays."""
+    refusal = no_workers() if problem is None else problem
+    if refusal.code != NO_WORKERS or table.has_served:
+        return refusal
+    return workers_starting(table.num_usable(), table.wanted, refusal.retry_after_s or 1)
