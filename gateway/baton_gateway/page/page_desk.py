@@ -104,7 +104,7 @@ class PageDesk:
         return _encode(page_document(replace(made.inputs, matches=matches)))
 
     async def parts(self) -> bytes:
-        """Return the parts of all processes of this replica as JSON, for who merges replicas."""
+        """Return the parts of all processes of this replica as JSON, for a page over several replicas."""
         parts, silent = await self._parts(PageQuestion())
         return _encode(ReplicaParts(time.time(), asyncio.get_running_loop().time(), parts, silent))
 

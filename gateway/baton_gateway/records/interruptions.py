@@ -1,5 +1,7 @@
-"""Interruptions: when this gateway process did not run, and when a worker sent nothing. They explain time that nobody
-else accounts for: a stopped process, a node without a free CPU, a long collection of garbage, a cut link.
+"""Interruptions: when this gateway process did not run, and when a worker sent nothing.
+
+They explain time that no process accounts for otherwise: a stopped process, a node without a free CPU, a long
+collection of garbage, a cut link.
 """
 
 from __future__ import annotations
