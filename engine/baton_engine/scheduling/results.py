@@ -21,7 +21,7 @@ from baton_wire.messages.values import Finish, Reason
 from baton_wire.rules.prefix_digests import block_digest
 
 
-def read_result(state: EngineState, result: StepResult) -> None:
+def read_result(state: EngineState, result: StepResult, now: float) -> None:
     """Take the result of the oldest launched step. Raises RuntimeError when it is another step's."""
     launched = state.in_flight[0] if state.in_flight else None
     if launched is None or launched.step != result.step:
@@ -30,7 +30,9 @@ def read_result(state: EngineState, result: StepResult) -> None:
     state.pool.collect(result.step)
     state.slots.collect(result.step)
     prompt_tokens = sum(chunk.end - chunk.start for chunk in launched.chunks)
-    state.pieces.observe(len(launched.rows), prompt_tokens, result.duration_s)
+    period_s = now - state.applied_s if launched.is_ahead else None
+    state.applied_s = now
+    state.pieces.observe(len(launched.rows), prompt_tokens, result.duration_s, period_s)
     for chunk in launched.chunks:
         if chunk.end > chunk.start:
             _advance_prefix(state, chunk)
