@@ -7,7 +7,8 @@ worker have a GPU each, `never` has two decode workers. Llama-3.1-8B's shape wit
 closed loop of clients. Each mode has a gateway of its own; no two loads share a prompt, so caches are cold.
 
 With `--paced` workers compute nothing and take an H200's times, so that gateways, schedulers and hand-overs can be
-watched under this load on a machine without GPUs.
+watched under this load on a machine without GPUs. `--slowed 6` makes these times and the targets six times as long and
+divides what clients saw by six: then a machine that is busy with other work adds little to a step.
 """
 
 from __future__ import annotations
@@ -100,11 +101,16 @@ def run_clients(url: str, load: SessionLoad, limits: LoopLimits, salt: int) -> t
 
 
 def figures_of(
-    load: SessionLoad, mode: str, answers: Sequence[TurnAnswer], seconds: float, targets: LatencyTargets
+    load: SessionLoad,
+    mode: str,
+    answers: Sequence[TurnAnswer],
+    seconds: float,
+    targets: LatencyTargets,
+    slowed: float = 1.0,
 ) -> dict[str, Cell]:
-    """The row of `sessions_predicted`, from what clients saw."""
+    """The row of `sessions_predicted`, from what clients saw. `slowed`: how many times as long all steps took."""
     turns = [
-        TurnTimes(load.turns[place], answer.ttft_s, answer.tpot_s, answer.end is AnswerEnd.WHOLE)
+        TurnTimes(load.turns[place], answer.ttft_s / slowed, answer.tpot_s / slowed, answer.end is AnswerEnd.WHOLE)
         for place, answer in ((answered.place, answered.answer) for answered in answers)
     ]
     ordered = tuple(sorted(answers, key=lambda answered: answered.answer.sent_s))
@@ -113,7 +119,7 @@ def figures_of(
     row: dict[str, Cell] = {"load": load.name, "mode": mode, "turns": len(turns), "refused": len(refused)}
     row["later refused"] = sum(bool(turn.turn.after) for turn in refused)
     row["ideal %"] = None if share is None else round(100 * share, 1)
-    row |= turn_figures(turns, targets, seconds)
+    row |= turn_figures(turns, targets, seconds / slowed)
     if failures := sorted({answered.answer.failure for answered in answers if answered.answer.failure}):
         row["failures"] = "; ".join(failures)[:300]
     return row
@@ -126,6 +132,9 @@ def main() -> None:
     parser.add_argument("--max-queue", type=float, help="the gateway's --max-queue-s (default: its own)")
     parser.add_argument("--transport", choices=("tcp", "ucx"), default="ucx")
     parser.add_argument("--paced", action="store_true", help="emulate an H200's step times")
+    parser.add_argument(
+        "--slowed", type=float, default=1.0, help="emulate steps this many times as long (with --paced)"
+    )
     parser.add_argument("--most-s", type=float, default=float("inf"), help="begin no load after this time")
     parser.add_argument("--out", type=Path, default=FOLDER / "gpu_sessions.json")
     options = parser.parse_args()
@@ -156,18 +165,19 @@ def main() -> None:
                         targets = LatencyTargets(
                             *(seconds[min(number, len(seconds) - 1)] for seconds in (options.ttft, options.tpot))
                         )
-                        point = Point("sessions", mode, 1e3 * targets.tpot_s, 0.0)
-                        service.serve(point, (f"--slo-ttft-s={targets.ttft_s}",))
+                        slowed = options.slowed if options.paced else 1.0
+                        point = Point("sessions", mode, 1e3 * slowed * targets.tpot_s, 0.0)
+                        service.serve(point, (f"--slo-ttft-s={slowed * targets.ttft_s}",))
                         time.sleep(LINKED_S)
                         is_named = load.name == "two-gpus"
                         limits = LoopLimits(
                             *(None if is_named else options.users, None, options.think_scale),
-                            duration_s=None if is_named else options.duration,
+                            duration_s=None if is_named else slowed * options.duration,
                         )
                         salt = 1_000 * (MODES.index(mode) + 1) + number
                         arguments = (service.base_url, load, limits, salt)
                         answers, seconds = clients.apply(run_clients, arguments)
-                        row = figures_of(load, mode, answers, seconds, targets) | scrape_routes(service)
+                        row = figures_of(load, mode, answers, seconds, targets, slowed) | scrape_routes(service)
                         rows.append(row)
                         print(json.dumps(row), flush=True)
                         write(options.out, {"notes": notes, "rows": rows})
@@ -184,7 +194,10 @@ def _service(folder: Path, mode: str, options: Any) -> PlacedWorkers:
     )
     if options.paced:
         times = here / "times.json"
-        times.write_bytes(msgspec.json.encode(PACED))
+        paced = msgspec.structs.replace(
+            PACED, prefill=PACED.prefill.slowed(options.slowed), decode=PACED.decode.slowed(options.slowed)
+        )
+        times.write_bytes(msgspec.json.encode(paced))
         worker_flags = (f"--paced={times}", f"--max-context-tokens={MOST_TOKENS}", *worker_flags)
     sequences = ("--max-sequences=64",)
     shape = Shape(

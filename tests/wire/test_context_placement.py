@@ -62,6 +62,35 @@ def test_no_answer_is_kept_where_it_would_make_more_waiting_prompts_late_than_it
     assert place(side(4, waiting=16), side(14)) is Placement.DISAGGREGATED
 
 
+def test_sequences_that_end_before_a_turn_lands_make_no_answer_late() -> None:
+    """14 contexts are promised, and 9 of them are being decoded: half of these end while the turn is computed."""
+    promised = side(14, running_s=9 * OWN_S, promised_s=14 * OWN_S)
+    prefill = side(0, CONTEXT, queued_tokens=30_000)
+    away = replace(promised, missing_tokens=CONTEXT)
+    assert place_context(prefill, away, OWN_S, TARGETS, 200) is Placement.DISAGGREGATED
+    assert place_context(prefill, away, OWN_S, TARGETS, 100_000) is Placement.PREFILL_LOCAL
+    assert place_context(prefill, away, OWN_S, TARGETS) is Placement.PREFILL_LOCAL
+
+
+def test_a_turn_is_not_computed_in_the_trough_of_a_wave_of_rows() -> None:
+    busy = side(0, queued_tokens=10_000)
+    assert place(busy, side(5)) is Placement.DECODE_LOCAL
+    assert place(busy, side(5, usual_rows_s=FIXED_S + 13 * OWN_S)) is Placement.DISAGGREGATED
+
+
+def test_no_answer_is_kept_where_pieces_have_no_room_for_the_prompts_that_come() -> None:
+    """A prefill worker that is busy with prompts would compute them at a third of the rate beside an answer."""
+    assert place(side(0, coming_tokens_s=15_000.0), side(14)) is Placement.PREFILL_LOCAL
+    assert place(side(0, coming_tokens_s=55_000.0), side(14)) is Placement.DISAGGREGATED
+
+
+def test_attention_to_the_context_makes_a_busy_prefill_worker_too_slow_for_a_turn() -> None:
+    """Behind 26,000 tokens a token takes twice as long, and so do those that are queued."""
+    assert place(side(0, queued_tokens=2_500), side(5)) is Placement.DISAGGREGATED
+    slow = side(0, queued_tokens=2_500, token_s=2 * TOKEN_S, own_token_s=2 * TOKEN_S)
+    assert place(slow, side(5, own_token_s=2 * TOKEN_S)) is Placement.DECODE_LOCAL
+
+
 def test_an_answer_is_not_kept_while_the_decode_worker_has_room() -> None:
     assert place(side(0), side(6)) is Placement.DISAGGREGATED
 

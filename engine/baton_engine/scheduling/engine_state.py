@@ -49,6 +49,8 @@ class EngineState:
     stalled: list[Sequence] = field(default_factory=list)
     in_flight: deque[LaunchedStep] = field(default_factory=deque)
     launched_step: int = 0
+    applied_s: float = 0.0
+    """When the latest step's result was applied."""
     events: list[SchedulerEvent] = field(default_factory=list)
     ungranted_blocks: int = 0
     """Blocks of held prompts that no decode worker has granted room for."""

@@ -25,7 +25,7 @@ DEVICE_TIME_TOKENS = 16
 draws the second one first, and with the last token of a choice."""
 
 
-def read_result(state: EngineState, result: StepResult) -> None:
+def read_result(state: EngineState, result: StepResult, now: float) -> None:
     """Take the result of the oldest launched step. Its requests share its time by the tokens that it computed for them.
     Raises RuntimeError when it is another step's."""
     launched = state.in_flight[0] if state.in_flight else None
@@ -35,7 +35,9 @@ def read_result(state: EngineState, result: StepResult) -> None:
     state.pool.collect(result.step)
     state.slots.collect(result.step)
     prompt_tokens = sum(chunk.end - chunk.start for chunk in launched.chunks)
-    state.pieces.observe(len(launched.rows), prompt_tokens, result.duration_s)
+    period_s = now - state.applied_s if launched.is_ahead else None
+    state.applied_s = now
+    state.pieces.observe(len(launched.rows), prompt_tokens, result.duration_s, period_s)
     token_s = state.config.devices * result.duration_s / max(1, len(launched.rows) + prompt_tokens)
     for chunk in launched.chunks:
         if chunk.end > chunk.start:

@@ -210,7 +210,7 @@ class Scheduler:
         fill_step(state, draft)
         if state.queued:
             grant_reservations(state)
-        sealed = draft.seal(state.batch, state.slots)
+        sealed = draft.seal(state.batch, state.slots, is_ahead=bool(state.in_flight))
         if sealed is None:
             return None
         plan, launched = sealed
@@ -220,7 +220,7 @@ class Scheduler:
 
     def apply(self, result: StepResult, now: float) -> None:
         """Take the result of the oldest launched step. Raises RuntimeError when it is another step's."""
-        read_result(self._state, result)
+        read_result(self._state, result, now)
 
     def events(self) -> list[SchedulerEvent]:
         """Take the events since the last call, in order."""

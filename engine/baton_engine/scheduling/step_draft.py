@@ -34,6 +34,8 @@ class LaunchedStep:
     chunks: tuple[LaunchedChunk, ...]
     finishing: tuple[Sequence, ...]
     """Rows that run for the last time: their blocks come back with the result."""
+    is_ahead: bool = False
+    """True if it was planned while the step before ran: the device goes on at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +83,7 @@ class StepDraft:
             if block != GONE
         ]
 
-    def seal(self, batch: DecodeBatch, slots: SlotTable) -> tuple[StepPlan, LaunchedStep] | None:
+    def seal(self, batch: DecodeBatch, slots: SlotTable, *, is_ahead: bool) -> tuple[StepPlan, LaunchedStep] | None:
         """Finish the plan; None when there is nothing to do. Rows that run for the last time leave the batch."""
         decode, rows = batch.assemble()
         for sequence in self.finishing:
@@ -101,4 +103,4 @@ class StepDraft:
             decode,
             closes,
         )
-        return plan, LaunchedStep(self.step, rows, self.samples, tuple(self.chunks), tuple(self.finishing))
+        return plan, LaunchedStep(self.step, rows, self.samples, tuple(self.chunks), tuple(self.finishing), is_ahead)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.cached_places import CachedPlacesBook
 from baton_gateway.workers.kv_reads import KvReads
+from baton_gateway.workers.prompt_costs import PromptCosts
 from baton_gateway.workers.request_limits import BodyLimits, ModelLimits, body_limits
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.liveness import REPORT_S
@@ -96,6 +97,7 @@ class LinkedWorker:
     pieces: PieceSize = field(default_factory=lambda: PieceSize(MOST_TOKENS))
     """Estimates the cost of its steps with decode rows."""
     kv_reads: KvReads = field(default_factory=KvReads)
+    prompt_costs: PromptCosts = field(default_factory=PromptCosts)
     piece_s: float = 0.0
     piece_tokens: float = 0.0
     """Seconds and prompt tokens of steps with rows and prompts, older ones decayed."""
@@ -114,6 +116,8 @@ class LinkedWorker:
     _viewed_s: float = 0.0
     computed_tokens: float = 0.0
     """Prompt tokens that it computed until the latest report, by its reports; older ones decayed."""
+    usual_used_blocks: float = 0.0
+    """Blocks that its sequences needed, on average over the last `RATE_S`."""
     came_tokens: float = 0.0
     """Prompt tokens that were sent to it to compute until the latest report; older ones decayed."""
 
@@ -155,6 +159,7 @@ class LinkedWorker:
             self.rows = 0
         for timing in state.timings:
             self.kv_reads.observe(timing)
+            self.prompt_costs.observe(timing)
             self.pieces.observe(timing.decode_rows, timing.prefill_tokens, timing.seconds)
             if timing.prefill_tokens and timing.decode_rows:
                 self.piece_s = FADING * self.piece_s + timing.seconds
@@ -184,6 +189,8 @@ class LinkedWorker:
         half = math.exp(-took_s / RATE_S / 2)  # work in between happened in the middle, on average
         self.computed_tokens = half * (half * self.computed_tokens + computed)
         self.came_tokens = half * (half * self.came_tokens + self.sent_prompts)
+        used_blocks = 0 if before is None else max(0, self.hello.blocks_total - before.blocks_free)
+        self.usual_used_blocks += (1.0 - half * half) * (used_blocks - self.usual_used_blocks)
         self.lately_tokens = math.exp(-took_s / LOAD_S) * self.lately_tokens + max(computed, self.sent_prompts)
 
     def turn_in_s(self, workers: int) -> float | None:
@@ -322,6 +329,8 @@ class LinkedWorker:
             least_rows_s=self.pieces.least_s,
             kv_token_s=self.kv_reads.kv_token_s,
             fixed_s=self.kv_reads.fixed_s,
+            prompt_cost=self.prompt_costs.cost,
+            usual_held_tokens=int(self.usual_used_blocks * hello.block_tokens),
             coming_tokens_s=self.coming_tokens_s,
             piece_token_s=self.pieces.token_s,
             rows=self.rows,

@@ -16,6 +16,7 @@ from typing import Final
 from baton_gateway import errors
 from baton_gateway.errors import Problem
 from baton_gateway.workers.pool_load import prompt_token_s, view_prefill_side
+from baton_gateway.workers.prompt_costs import PromptCost
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.context_placement import ContextSide, is_long, place_context
@@ -201,7 +202,7 @@ def _pick_pair(query: RouteQuery, workers: Sequence[WorkerView], policy: RoutePo
             return Route(retaining.epoch, target.epoch, target.pair_address)
     if decode is not None and policy.disaggregate and prefill is not None:
         missing = _missing(prefill, query)
-        own_s = missing * prompt_token_s(prefill, fitting)
+        own_s = missing * _own_token_s(prefill, query, prefill.prompt_cost, prompt_token_s(prefill, fitting))
         match _place(query, prefill, decode, policy.targets):
             case Placement.DECODE_LOCAL:
                 return _local(decode, query)
@@ -261,26 +262,39 @@ def _place_long(
     own_s = query.tokens * kv_token_s
     if not is_long(own_s, targets):
         return None
+    cost = prefill.prompt_cost or decode.prompt_cost
     decode_side = ContextSide(
         sequences=decode.load_sequences,
         rows_s=fixed_s + decode.held_tokens * kv_token_s,
+        running_s=None if decode.rows_s is None else max(0.0, decode.rows_s - fixed_s),
+        promised_s=decode.held_tokens * kv_token_s,
+        usual_rows_s=fixed_s + decode.usual_held_tokens * kv_token_s,
         token_s=token_s,
         queued_tokens=decode.prompt_tokens,
         missing_tokens=_missing(decode, query),
+        own_token_s=_own_token_s(decode, query, cost, token_s),
         coming_tokens_s=decode.coming_tokens_s,
         has_slot=decode.load_sequences < decode.max_sequences,
     )
+    prefill_token_s = prefill.more_token_s if cost is None else cost.usual_token_s
     prefill_side = ContextSide(
         sequences=prefill.rows,
         rows_s=fixed_s if not prefill.rows or prefill.rows_s is None else prefill.rows_s,
-        token_s=prefill.more_token_s,
+        token_s=prefill_token_s,
         queued_tokens=prefill.load_tokens,
         missing_tokens=_missing(prefill, query),
+        own_token_s=_own_token_s(prefill, query, cost, prefill_token_s),
         coming_tokens_s=prefill.coming_tokens_s,
         has_slot=_may_decode(prefill, query),
         waiting=query.waiting,
     )
-    return place_context(prefill_side, decode_side, own_s, targets)
+    return place_context(prefill_side, decode_side, own_s, targets, max(1, query.total_tokens - query.tokens))
+
+
+def _own_token_s(worker: WorkerView, query: RouteQuery, cost: PromptCost | None, usual_s: float) -> float:
+    """Seconds of each token of the prompt that the worker would have to compute, attention to its context included."""
+    missing = _missing(worker, query)
+    return usual_s if cost is None else cost.mean_token_s(missing, query.tokens - missing)
 
 
 def _local(worker: WorkerView, query: RouteQuery) -> Route:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton_gateway.workers.prompt_costs import PromptCost
 from baton_wire.messages.encoding import EncodingLimits
 from baton_wire.messages.values import Address, PairFingerprint, Role
 
@@ -60,6 +61,10 @@ class WorkerView:
     """Seconds of such a step without KV; None: not known."""
     piece_token_s: float | None = None
     """Seconds that a prompt token adds to such a step; None: not seen."""
+    prompt_cost: PromptCost | None = None
+    """Cost of its prompts, by their tokens and contexts; None: not known."""
+    usual_held_tokens: int = 0
+    """As `held_tokens`, on average over the last seconds."""
     coming_tokens_s: float = 0.0
     """Prompt tokens a second that arrive to be computed."""
     gateways: int = 1

@@ -46,6 +46,7 @@ def _rows(plan: SessionPlan) -> list[tuple[str, str]]:
         ("contexts that are continued", f"{plan.held_tokens:,} tokens within {plan.window_s:.0f} s"),
         ("prefill workers", f"{plan.prefill}, of which computing needs {plan.prefill_for_compute}"),
         ("decode workers", f"{plan.decode}, each with {plan.decode_batch} sequences at once"),
+        ("answers that prefill workers keep", f"{plan.kept_share:.0%}"),
         ("workers that do both instead", f"{plan.aggregated}, of which computing needs {plan.aggregated_for_compute}"),
     ]
 

@@ -1,7 +1,8 @@
 """The pools that a load of sessions needs, by arithmetic: rates of an undisturbed run, step times, and KV that is held.
 
-Two answers are compared: a prefill and a decode pool, and workers that do both. Workers that do both hold each context
-once, but every step of theirs has rows. Pools hold it twice, for the cache and for the rows.
+Three answers are compared: a prefill and a decode pool, the same where prefill workers keep some answers, and workers
+that do both. Workers that do both hold each context once, but every step of theirs has rows. Pools hold it twice, for
+the cache and for the rows. Kept answers need fewer decode workers, but leave prompts only what their rows leave.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class SessionPlan:
     prefill_for_compute: int
     decode: int
     decode_batch: int
+    kept_share: float
+    """Share of the answers that prefill workers keep."""
     aggregated: int
     aggregated_for_compute: int
 
@@ -54,6 +57,8 @@ class SessionPlan:
     def reason(self) -> str:
         """Why the mode needs fewer workers."""
         pools = f"{self.prefill} + {self.decode} workers in pools, {self.aggregated} that do both"
+        if self.mode == "Auto" and self.kept_share:
+            pools += f"; prefill workers have time to keep {self.kept_share:.0%} of the answers"
         if self.aggregated > self.aggregated_for_compute or self.prefill > self.prefill_for_compute:
             held = f"{self.held_tokens / 1e6:.3g}M tokens of contexts are continued within {self.window_s:.0f} s"
             return f"{pools}; {held}, and their KV decides, not computing"
@@ -85,6 +90,13 @@ def plan_sessions(load: SessionLoad, limits: LoopLimits, model: WorkerModel, tar
     fixed_s = model.decode.seconds(1, round(context)) - row_s
     left = max(0.05, 1.0 - fixed_s / targets.tpot_s)
     both = max(1, ceil(rate * (prefill_s + row_s * output) / left / UTILISATION))
+    prefill = max(computing, 0 if floor is None else floor.workers)
+    # Pieces next to a prefill worker's own rows take what these leave of a step, on all prefill workers alike.
+    spare_s = prefill * left * UTILISATION - rate * prefill_s
+    decode_load = rate * output * step_s / batch / UTILISATION
+    most_kept = max(0.0, min(1.0, spare_s / (rate * row_s * output))) if row_s > 0 else 0.0
+    fewer = max(1, ceil((1.0 - most_kept) * decode_load))
+    kept_share = max(0.0, 1.0 - fewer / decode_load) if fewer < decode else 0.0
     return SessionPlan(
         turns_per_s=rate,
         prompt_tokens=prompt,
@@ -92,10 +104,11 @@ def plan_sessions(load: SessionLoad, limits: LoopLimits, model: WorkerModel, tar
         output_tokens=output,
         held_tokens=held,
         window_s=WINDOWS_S[0] if floor is None else floor.window_s,
-        prefill=max(computing, 0 if floor is None else floor.workers),
+        prefill=prefill,
         prefill_for_compute=computing,
-        decode=decode,
+        decode=min(decode, fewer),
         decode_batch=batch,
+        kept_share=kept_share,
         aggregated=max(both, ceil(held / (CACHE_FILL * model.kv_capacity_tokens))),
         aggregated_for_compute=both,
     )

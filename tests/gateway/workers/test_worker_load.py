@@ -286,3 +286,22 @@ def test_what_a_worker_did_lately_outlives_a_quiet_second_and_fades_within_minut
     now[0] += 600.0
     worker.record_report(state(waiting=0, computing=0))
     assert worker.view().lately_tokens_s < 0.01 * first
+
+
+def test_held_kv_of_the_last_seconds_outlasts_the_trough_of_a_wave() -> None:
+    now = [0.0]
+    worker = linked(now)
+    total, block_tokens = worker.hello.blocks_total, worker.hello.block_tokens
+
+    def report(used_blocks: int, reports: int) -> None:
+        for _ in range(reports):
+            now[0] += 0.1
+            worker.record_report(replace(state(0, 0), blocks_free=total - used_blocks))
+
+    report(20, 80)
+    assert worker.view().usual_held_tokens == pytest.approx(20 * block_tokens, rel=0.1)
+    report(0, 4)
+    assert worker.view().held_tokens == 0
+    assert worker.view().usual_held_tokens > 15 * block_tokens
+    report(0, 100)
+    assert worker.view().usual_held_tokens < block_tokens

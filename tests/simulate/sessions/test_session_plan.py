@@ -51,6 +51,17 @@ def test_the_mode_is_the_one_with_fewer_workers() -> None:
     assert {plan(24, users=1).mode, plan(48, think_scale=0.0, kv=100_000_000).mode} == {"Never", "Auto"}
 
 
+def test_prefill_workers_that_caches_call_for_keep_answers_and_save_decode_workers() -> None:
+    """Their KV holds contexts that come back, and their time computes few prompts."""
+    scarce = plan(96, users=48, think_scale=0.2)
+    assert scarce.prefill > scarce.prefill_for_compute
+    assert 0.0 < scarce.kept_share < 1.0
+    assert "of the answers" in scarce.reason or scarce.mode == "Never"
+    ample = plan(96, users=48, think_scale=0.2, kv=100_000_000)
+    assert scarce.decode <= ample.decode
+    assert ample.kept_share <= scarce.kept_share
+
+
 @pytest.mark.parametrize("number", range(8))
 def test_every_drawn_load_has_a_plan(number: int) -> None:
     load = generated_load(replace(drawn_shape(number), sessions=12), 1, "x")

@@ -9,11 +9,11 @@ decodes it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
-from baton_wire.rules.piece_size import AIM, LEAST_TOKENS, piece_tokens
+from baton_wire.rules.piece_size import AIM, LEAST_TOKENS, MOST_SKIPPED, piece_tokens
 from baton_wire.rules.prompt_placement import (
     FULL,
     MOST_TOKENS,
@@ -44,6 +44,14 @@ class ContextSide:
     """Seconds that a prompt token adds to a step."""
     queued_tokens: int
     missing_tokens: int
+    own_token_s: float | None = None
+    """Seconds of each missing token, attention to the turn's context included; None: as `token_s`."""
+    running_s: float | None = None
+    """The part of `rows_s` that reads the KV of sequences in the running batch; None: unknown."""
+    promised_s: float = 0.0
+    """The part of `rows_s` that reads KV: also of sequences whose KV is on its way."""
+    usual_rows_s: float = 0.0
+    """`rows_s`, on average over the last seconds."""
     coming_tokens_s: float = 0.0
     """Prompt tokens a second that come to it to be computed."""
     has_slot: bool = True
@@ -81,8 +89,15 @@ def is_long(own_s: float, targets: LatencyTargets) -> bool:
     return own_s > LONG_SHARE * targets.tpot_s
 
 
-def place_context(prefill: ContextSide, decode: ContextSide, own_s: float, targets: LatencyTargets) -> Placement:
+def place_context(
+    prefill: ContextSide,
+    decode: ContextSide,
+    own_s: float,
+    targets: LatencyTargets,
+    answer_tokens: int | None = None,
+) -> Placement:
     """The workers that compute a turn and decode its answer. `own_s`: seconds that its KV adds to each step.
+    `answer_tokens`: the most tokens of its answer, and about those of others; None: unknown.
 
     >>> targets = LatencyTargets(ttft_s=2.0, tpot_s=0.015)
     >>> idle = ContextSide(sequences=0, rows_s=0.004, token_s=2e-5, queued_tokens=0, missing_tokens=1_700)
@@ -96,18 +111,31 @@ def place_context(prefill: ContextSide, decode: ContextSide, own_s: float, targe
         return Placement.PREFILL_LOCAL
     least = min(prefill.missing_tokens, decode.missing_tokens)
     prefill_ttft_s = _first_token_s(prefill, least, targets)
-    with_it_s = _mean_step_s(decode, own_s, 0, targets)
+    with_it_s = _mean_step_s(_when_landed(decode, prefill_ttft_s, answer_tokens), own_s, 0, targets)
     ways = [_Way(Placement.DISAGGREGATED, prefill_ttft_s, with_it_s, decode.sequences)]
     is_home = HOME * decode.missing_tokens <= prefill.missing_tokens
-    if decode.has_slot and (is_home or _has_room(decode, own_s, targets)):
-        step_s = _mean_step_s(decode, own_s, decode.missing_tokens, targets)
-        ttft_s = _first_token_s(decode, least, targets) / SOONER
+    # Rows come and go in waves: those that are missing now will be there before the last piece is computed.
+    usual = replace(decode, rows_s=max(decode.rows_s, decode.usual_rows_s))
+    if decode.has_slot and (is_home or _has_room(usual, own_s, targets)):
+        step_s = _mean_step_s(usual, own_s, decode.missing_tokens, targets)
+        ttft_s = _first_token_s(usual, least, targets) / SOONER
         ways.append(_Way(Placement.DECODE_LOCAL, ttft_s, step_s, decode.sequences))
     kept_s = _mean_step_s(prefill, own_s, prefill.missing_tokens, targets)
     if prefill.has_slot and with_it_s > FULL * targets.tpot_s and kept_s < SHORTER * with_it_s:
-        ways.append(_Way(Placement.PREFILL_LOCAL, prefill_ttft_s, kept_s, prefill.sequences, prefill.waiting))
+        delayed = prefill.waiting + _num_without_room(prefill, own_s, targets)
+        ways.append(_Way(Placement.PREFILL_LOCAL, prefill_ttft_s, kept_s, prefill.sequences, delayed))
     best = min(ways, key=lambda way: (way.misses(targets), way.ttft_s, way.step_s))
     return best.placement
+
+
+def _when_landed(side: ContextSide, after_s: float, answer_tokens: int | None) -> ContextSide:
+    """The decode worker when KV lands there after `after_s`: part of what runs now has ended by then. What follows
+    takes its place, so that steps are not shorter than now."""
+    if side.running_s is None or answer_tokens is None:
+        return side
+    ended = min(1.0, after_s / (answer_tokens * side.rows_s))
+    coming_s = max(0.0, side.promised_s - side.running_s)
+    return replace(side, rows_s=side.rows_s - min(ended * side.running_s, coming_s))
 
 
 def _has_room(side: ContextSide, own_s: float, targets: LatencyTargets) -> bool:
@@ -118,16 +146,35 @@ def _has_room(side: ContextSide, own_s: float, targets: LatencyTargets) -> bool:
 def _first_token_s(side: ContextSide, least: int, targets: LatencyTargets) -> float:
     """Seconds until the turn's first token there. Tokens that the other worker need not compute count as
     `worker_choice` counts missing ones."""
-    tokens = side.queued_tokens + side.missing_tokens + (MISSING_WEIGHT - 1) * (side.missing_tokens - least)
+    own_tokens = side.missing_tokens + (MISSING_WEIGHT - 1) * (side.missing_tokens - least)
+    own_token_s = side.token_s if side.own_token_s is None else side.own_token_s
+    alone_s = side.queued_tokens * side.token_s + own_tokens * own_token_s
     if not side.sequences:
-        return tokens * side.token_s
-    piece = piece_tokens(side.sequences, side.rows_s, side.token_s, targets.tpot_s, MOST_TOKENS)
-    return ceil(tokens / piece) * side.rows_s + tokens * side.token_s
+        return alone_s
+    piece, share = _pieces(side, side.rows_s, targets)
+    return ceil((side.queued_tokens + own_tokens) / piece / share) * side.rows_s + alone_s
+
+
+def _pieces(side: ContextSide, rows_s: float, targets: LatencyTargets) -> tuple[int, float]:
+    """Tokens of a piece in steps whose rows take `rows_s`, and the share of steps that have one: the smallest piece
+    waits until the steps before it have made up for it (`PieceSize`)."""
+    piece = piece_tokens(side.sequences, rows_s, side.token_s, targets.tpot_s, MOST_TOKENS)
+    room_s = AIM * targets.tpot_s - rows_s
+    return piece, min(1.0, max(1.0 / (1 + MOST_SKIPPED), room_s / (piece * side.token_s)))
+
+
+def _num_without_room(side: ContextSide, own_s: float, targets: LatencyTargets) -> int:
+    """Number of prompts like this turn's that come within a TTFT target and that pieces next to this context have no
+    room for."""
+    tokens_s = side.coming_tokens_s + (side.queued_tokens + side.missing_tokens) / targets.ttft_s
+    room_tokens_s = max(0.0, 1.0 - (side.rows_s + own_s) / (AIM * targets.tpot_s)) / side.token_s
+    return ceil(max(0.0, tokens_s - FULL * room_tokens_s) * targets.ttft_s / side.missing_tokens)
 
 
 def _mean_step_s(side: ContextSide, own_s: float, tokens: int, targets: LatencyTargets) -> float:
-    """Mean seconds of its steps with this context, while prompts come as now and these tokens besides."""
+    """Mean seconds of its steps with this context, while prompts come as now and these tokens besides. Prompts that
+    have no room in the steps wait, and lengthen none, but for a smallest piece now and then."""
+    rows_s = side.rows_s + own_s
     tokens_s = side.coming_tokens_s + (side.queued_tokens + tokens) / targets.ttft_s
-    room_tokens_s = max(0.0, 1.0 - (side.rows_s + own_s) / (AIM * targets.tpot_s)) / side.token_s
-    # Pieces are cut so that they leave a step within the target: what has no room waits, and lengthens no step.
-    return max(side.rows_s + own_s, mean_step_s(side.rows_s + own_s, side.token_s, min(tokens_s, room_tokens_s)))
+    piece, share = _pieces(side, rows_s, targets)
+    return min(mean_step_s(rows_s, side.token_s, tokens_s), rows_s + share * piece * side.token_s)

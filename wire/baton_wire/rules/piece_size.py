@@ -18,8 +18,12 @@ from math import ceil
 from typing import Final
 
 LEAST_TOKENS: Final = 64
-"""A prompt advances by this many tokens a step whatever the target is, and until costs are known: on a GPU they cost
-little more than none."""
+"""The smallest piece, also until costs are known: on a GPU it costs little more than none. Next to rows that leave no
+room for it, it waits for steps that make up for it."""
+MOST_SKIPPED: Final = 7
+"""Steps without a piece after which a prompt advances whatever the target is."""
+MOST_SAVED: Final = 0.3
+"""Time that steps before saved under `AIM`, and that a piece may use, at most: a share of the target."""
 TILE_ROWS: Final = 64
 """Matrix products work in tiles of this many rows: decode rows and the piece fill whole ones."""
 AIM: Final = 0.95
@@ -72,15 +76,23 @@ class PieceSize:
         """From the first piece next to rows alone. The second shows whether that step was odd."""
         self._alone_s: float | None = None
         """Seconds per token of steps of prompts alone."""
+        self._between_s = 0.0
+        """Time between two steps in which the device waited for the host, on average."""
+        self._saved_s = 0.0
+        """Time that recent steps took less than the target; negative: more."""
+        self._skipped = 0
+        """Steps without a piece since the last one with a piece."""
         self._last: tuple[int, float] | None = None
         """Prompt tokens and seconds of the latest step with rows."""
 
-    def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
-        """Note that a step with these decode rows and prompt tokens took `seconds`."""
+    def observe(self, rows: int, prompt_tokens: int, seconds: float, period_s: float | None = None) -> None:
+        """Note that a step with these decode rows and prompt tokens took the device `seconds`. `period_s`: time from
+        the end of the step before to its end, if that one was followed at once: what clients wait for a token."""
         if rows == 0:
             if prompt_tokens >= ALONE_TOKENS:
                 self._alone_s = _moved(self._alone_s, seconds / prompt_tokens)
             return
+        self._note_period(seconds, seconds if period_s is None else period_s)
         if prompt_tokens == 0:
             self._rows_s = _moved(self._rows_s, seconds)
             self._least_s = self._rows_s if self._least_s is None else min(self._least_s, self._rows_s)
@@ -128,7 +140,21 @@ class PieceSize:
             return self._most_tokens
         if self._base_s is None or self.token_s is None:
             return min(LEAST_TOKENS, self._most_tokens)
-        return piece_tokens(rows, self._base_s, self.token_s, self.target_s, self._most_tokens)
+        base_s = self._base_s + self._between_s
+        piece = piece_tokens(rows, base_s, self.token_s, self.target_s, self._most_tokens)
+        over_s = base_s + piece * self.token_s - AIM * self.target_s
+        if over_s > max(0.0, self._saved_s) and self._skipped < MOST_SKIPPED:
+            self._skipped += 1
+            return 0
+        self._skipped = 0
+        return piece
+
+    def _note_period(self, seconds: float, period_s: float) -> None:
+        if self.target_s is not None:
+            between_s = max(0.0, min(self.target_s, period_s - seconds))
+            self._between_s += WEIGHT * (between_s - self._between_s)
+            most_s = MOST_SAVED * self.target_s
+            self._saved_s = max(-most_s, min(most_s, self._saved_s + AIM * self.target_s - period_s))
 
     def enough_tokens(self, rows: int) -> int:
         """Prompt tokens with which a step with these decode rows is full: no further prompt begins in it."""

@@ -190,7 +190,7 @@ class VirtualPool:
 
     # Clients ----------------------------------------------------------------------------------------------------------
 
-    def ask(
+    def ask(  # noqa: PLR0913 - a request as a client may send it
         self,
         tenant: Tenant = DEFAULT_TENANT,
         prompt_tokens: int = 500,
@@ -199,16 +199,18 @@ class VirtualPool:
         prompts: int = 1,
         n: int = 1,
         cache_salt: str = "",
+        session: int | None = None,
         on_end: Callable[[Client], None] = lambda client: None,
     ) -> Client:
-        """A request whose beginning no other shares, and whose answers are as long as asked for."""
+        """A request whose beginning no other shares, and whose answers are as long as asked for. `session`: number of
+        the session that its client names."""
         begins = [tuple(self._dice.choices(range(2, VOCABULARY), k=min(16, prompt_tokens))) for _ in range(prompts)]
         ids = [begin + (TOKEN,) * (prompt_tokens - len(begin)) for begin in begins]
         request = CompletionRequest(_options(output_tokens, n, cache_salt), tuple(ids), echo=False)
         client = Client(tenant, self.now, 8 * prompt_tokens * prompts, on_end)
         with self.loop.entered():
             try:
-                live = self.relay.start(request, tenant, _Writer(client, self))
+                live = self.relay.start(request, tenant, _Writer(client, self), session=session)
             except RefusedError as refusal:
                 client.ended_s, client.problem = self.now, refusal.problem
                 self.loop.call_soon(client.on_end, client)
