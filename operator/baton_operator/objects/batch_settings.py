@@ -1,6 +1,6 @@
 """The installation's part of files and batches: the claim in which gateways keep them, and the bounds of tenants.
 
-These are settings of the installation. Whoever runs the claim decides how much of it one tenant may fill.
+These are settings of the installation, which provides the claim and so decides how much of it one tenant may fill.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def test_a_tenant_has_a_bounded_number_of_files_and_others_have_theirs(store: Ba
 def test_a_tenants_files_have_a_bound_together(store: BatchStore) -> None:
     for _ in range(2):
         upload(store, 100)
-    assert store.files.open_upload("acme").most_bytes == 50, "an upload is told how much room is left"
+    assert store.files.open_upload("acme").most_bytes == 50, "an upload knows how much room is left"
     assert refusal(lambda: upload(store, 51)) == (400, "file_quota_exceeded")
     assert upload(store, 50).size == 50
     assert upload(store, 100, "other").size == 100
