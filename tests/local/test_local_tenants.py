@@ -14,6 +14,7 @@ from baton_gateway.tenancy.key_files import KeyFiles
 from baton_gateway.tenancy.tenants import Tenants
 from baton_local.__main__ import main
 from baton_local.fleet.local_tenants import LOOK_S, LocalTenants
+from baton_local.fleet.run_dir import claimed, remove_old
 from baton_wire.tenant_table import shard_of
 from baton_wire.tenant_usage import decode_usage, month_at, usage_file
 
@@ -78,6 +79,20 @@ def test_what_tenants_used_is_kept_for_the_next_run_and_by_month(tmp_path: Path)
     assert place.read_text().count(month) == 1
     place.write_text(place.read_text().replace(month, "2020-01"))
     assert LocalTenants(file, tmp_path / "tenants", "default", print).counts.used == {}
+
+
+def test_a_later_run_in_the_same_folder_goes_on_with_the_count_and_finds_no_table(tmp_path: Path) -> None:
+    file = manifest(tmp_path / "up.yaml", tenant("a", "key"))
+    with claimed(tmp_path, "default.tiny") as run:
+        first = LocalTenants(file, run.tenants, "default", print)
+        first.counts.raise_to("a", 700)
+        first.save()
+    assert list(run.tenants.glob("*.json")) == []
+    with claimed(tmp_path, "default.tiny") as run:
+        assert LocalTenants(file, run.tenants, "default", print).counts.used == {"a": 700}
+    ended_s = run.lock.stat().st_mtime
+    assert remove_old(tmp_path, ended_s + 31 * 86_400) == [], "the month is not over"
+    assert remove_old(tmp_path, ended_s + 33 * 86_400) == ["default.tiny"]
 
 
 def test_a_name_or_a_key_that_the_key_file_has_too_is_refused_by_field(tmp_path: Path) -> None:

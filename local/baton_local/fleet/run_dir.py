@@ -29,9 +29,9 @@ KEY_BYTES = 32
 LOCK_TRIES = 5
 LOCK_TRY_S = 0.05
 KEPT_S = 7 * 86_400.0
+"""How long the folder of a run that has ended is kept, with its logs and its memory of sizing."""
 MONTH_KEPT_S = 32 * 86_400.0
 """For runs with tenants, whose tokens of the month are counted there."""
-"""How long the folder of a run that has ended is kept, with its logs and its memory of sizing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +322,7 @@ def _private_directory(path: Path) -> None:
 
 
 def _clear(run: RunDir, keep_logs: bool) -> None:
-    names = {run.lock.name, run.sizing.name, run.ledger.name, run.history.name, run.batches.name}
+    names = {run.lock.name, run.sizing.name, run.ledger.name, run.history.name, run.batches.name, run.tenants.name}
     names |= {run.logs.name} if keep_logs else set()
     for path in run.root.iterdir():
         if path.name in names:
@@ -331,3 +331,5 @@ def _clear(run: RunDir, keep_logs: bool) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+    for table in run.tenants.glob("*.json"):  # what tenants used this month stays, next to their keys' digests
+        table.unlink()

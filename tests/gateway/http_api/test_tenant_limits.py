@@ -170,14 +170,19 @@ async def test_a_count_that_nobody_knows_is_503_and_known_as_soon_as_it_is_read(
 
 
 async def test_openais_client_raises_its_error_for_a_used_up_quota_and_does_not_retry(
-    pool: FakePool, tmp_path: Path
+    pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = table(tmp_path, row("a", limits=TenantLimits(tokens_per_month=10)))
     save(tmp_path, "a", 10)
     async with running_gateway(pool, flags) as gateway:
         seen: list[int] = []
         answered = gateway.server.metrics.answered
-        gateway.server.metrics.answered = lambda status: (seen.append(status), answered(status))[1]  # type: ignore[method-assign]
+
+        def note(status: int) -> None:
+            seen.append(status)
+            answered(status)
+
+        monkeypatch.setattr(gateway.server.metrics, "answered", note)
         async with openai.AsyncOpenAI(base_url=gateway.url("/v1"), api_key="key-of-a", max_retries=3) as client:
             with pytest.raises(openai.RateLimitError) as refusal:
                 await client.chat.completions.create(**BODY)

@@ -245,7 +245,7 @@ async def test_what_was_used_is_saved_and_shown_and_read_back_by_the_next_operat
         await until(lambda: len(server.statuses) == 2)
         assert "usage" not in server.statuses["free"]
         saved = server.maps[shard_name(shard_of("a"))]
-        assert read_usage(saved) == UsageShard(shard_of("a"), "2026-11", {}), "zero is known, and said"
+        assert read_usage(saved) == UsageShard(shard_of("a"), "2026-11", {}), "zero is known, and written"
         counts[0].raise_to("a", 400)
         await until(lambda: server.statuses["a"].get("usage") == {"month": "2026-11", "tokens": 400})
         counts[0].raise_to("a", 405)
