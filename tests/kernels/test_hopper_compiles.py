@@ -105,8 +105,19 @@ for weight in packed:
     dequantise_triton(weight, torch.bfloat16)
 for count in (65, 1000):
     quantised_mlp_cuda(rows(count, 1024), packed[-1], None, packed[-1], None)
+many_columns = pack_fp8(rows(1024, 4096, dtype=torch.int8).view(torch.float8_e4m3fn), ones(8, 32))
+quantised_linear_cuda(rows(100, 4096), many_columns, None, False)
 """,
-        {"_bytes_kernel", "_int8_kernel", "_quantised_kernel", "_rows_kernel", "_scale_kernel", "_swiglu_kernel"},
+        {
+            "_block_kernel",
+            "_bytes_kernel",
+            "_int8_kernel",
+            "_parts_kernel",
+            "_quantised_kernel",
+            "_rows_kernel",
+            "_scale_kernel",
+            "_swiglu_kernel",
+        },
     ),
     "4 bits": (
         """

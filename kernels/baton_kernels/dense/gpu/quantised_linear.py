@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from baton_kernels.dense.gpu import linear, streamed_int4
+from baton_kernels.dense.gpu import block_product, linear, streamed_int4
 from baton_kernels.dense.gpu.dequantise import dequantise_triton
 from baton_kernels.dense.gpu.int8_product import int8_product
 from baton_kernels.dense.gpu.pipeline import LINE
@@ -168,6 +168,9 @@ def _product_of_groups(
 ) -> Tensor:
     """Multiply codes [T', K] with scales by groups by the weight → [T, N], as many rows and of the dtype as x."""
     assert weight.blocks is not None
+    if block_product.pays(len(x), *weight.values.shape):
+        y = block_product.block_product(codes, scales, weight, len(x), x.dtype)
+        return y if bias is None else y.add_(bias)
     values = weight.values.view(torch.float8_e4m3fn).t()
     y = torch._scaled_mm(codes, values, scales, weight.blocks.t(), out_dtype=x.dtype)[: len(x)]
     return y if bias is None else y.add_(bias)
