@@ -18,6 +18,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from baton_wire.suggestions import suggestion
+
 INVALID = "invalid_request_error"
 RATE_LIMIT = "rate_limit_error"
 SERVER = "server_error"
@@ -25,6 +27,7 @@ NO_WORKERS = "no_routable_workers"
 STARTING_RETRY_S = 5
 """Seconds after which a client is asked to retry while workers start."""
 TOKENIZER_FAILED = "tokenizer_failed"
+MAX_PATH_CHARS = 64
 MAX_NAMED = 16
 """Models that an error names."""
 
@@ -156,8 +159,11 @@ def rate_limited(limit_name: str, limit: int) -> Problem:
     return Problem(429, RATE_LIMIT, message, None, "rate_limit_exceeded", 1)
 
 
-def unknown_url(served: Iterable[str]) -> Problem:
-    return Problem(404, INVALID, f"This path is not served; served are {', '.join(served)}.", None, "unknown_url")
+def unknown_url(path: str, served: Iterable[str]) -> Problem:
+    """The path is not served. The message names the served one that is most like it; all are in a document."""
+    shown = path[:MAX_PATH_CHARS] + ("…" if len(path) > MAX_PATH_CHARS else "")
+    meant = suggestion(path[:MAX_PATH_CHARS], served) or "."
+    return Problem(404, INVALID, f"{shown} is not served{meant} /openapi.json lists all paths.", None, "unknown_url")
 
 
 def method_not_allowed(methods: Sequence[str]) -> Problem:
