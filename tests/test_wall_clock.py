@@ -18,6 +18,7 @@ WHY = {
     "gateway/baton_gateway/http_api/routes.py": "`expires` of keys and tokens, which are times of day",
     "gateway/baton_gateway/tenancy/process_limits.py": "the calendar month of saved counts",
     "gateway/baton_gateway/page/page_desk.py": "the time of day of the page's data, to be shown",
+    "local/baton_local/argument_types.py": "days, and how long ago something was, which have the time of day",
     "local/baton_local/commands/history.py": "how long ago a change was, which has the time of day",
     "gateway/baton_gateway/requests/prompt_builder.py": "`created` of answers",
     "gateway/baton_gateway/requests/record_keeping.py": "the time of day at which a request came, to be shown",

@@ -126,6 +126,46 @@ def some_seconds(text: str) -> float:
     return value
 
 
+def moment(text: str) -> float:
+    """An argument's type: a time in the past, as Unix seconds. It is given by how long ago it was, or as a day."""
+    import re
+    import time
+    from datetime import UTC, datetime, timedelta
+
+    now = time.time()
+    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if text in ("today", "yesterday"):
+        return (today - timedelta(days=text == "yesterday")).timestamp()
+    try:
+        if re.fullmatch(r"\d{4}-\d{2}(-\d{2})?", text):
+            return datetime.fromisoformat(f"{text}-01"[:10]).replace(tzinfo=UTC).timestamp()
+        days = re.fullmatch(r"([0-9]{1,5})(d|w)", text)
+        past_s = seconds(text) if days is None else int(days[1]) * (86_400.0 if days[2] == "d" else 7 * 86_400.0)
+    except (ValueError, argparse.ArgumentTypeError):
+        past_s = 0.0
+    if past_s <= 0.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be {MOMENTS}")
+    return now - past_s
+
+
+MOMENTS = "a time ago such as 30m, 24h or 7d, a day or a month in UTC such as 2026-11-30 or 2026-11, today or yesterday"
+
+
+def look_back(text: str) -> float:
+    """An argument's type: as `moment`, but as seconds before now."""
+    import time
+
+    return max(0.0, time.time() - moment(text))
+
+
+def manifest_file(text: str) -> Path:
+    """An argument's type: the path of a manifest, which is no folder."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder: a model's folder is MODEL, without -f")
+    return path
+
+
 def positive(text: str) -> float:
     """An argument's type: a number over 0, at most 100,000."""
     try:

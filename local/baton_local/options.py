@@ -12,6 +12,7 @@ from baton_local.argument_types import (
     device,
     dtype,
     integer,
+    manifest_file,
     size,
     some_seconds,
     time_or,
@@ -83,7 +84,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         "source", nargs="?", metavar="MODEL", help="model folder, hf://ORG/NAME[@REVISION], s3://… or oci://…"
     )
     what.add_argument(
-        "-f", "--file", type=Path, metavar="FILE", help="manifest of an LLMDeployment (YAML) instead of MODEL"
+        "-f", "--file", type=manifest_file, metavar="FILE", help="manifest of an LLMDeployment (YAML) instead of MODEL"
     )
     parser.add_argument(
         "--served-name", metavar="NAME", help="with MODEL: model name in requests (default: the model's own name)"
@@ -194,7 +195,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f",
         "--file",
-        type=Path,
+        type=manifest_file,
         default=Path("examples/tiny.yaml"),
         metavar="FILE",
         help="manifest of an LLMDeployment (YAML); the default needs a checkout of Baton (default: %(default)s)",

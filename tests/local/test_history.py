@@ -15,6 +15,7 @@ from baton_local.commands.history import HistoryOptions, run_history
 from baton_local.commands.history_options import KINDS
 from baton_local.fleet.kept_history import WRITE_S, KeptHistory, exit_words, read_history
 from baton_local.fleet.run_dir import write_json
+from baton_local.options import parse_options
 from baton_wire.deployment_history import ChangeKind
 
 FACTS = HistoryFacts(version="0.2.0", sizes={"decode": 1}, most={"decode": 4}, starts={"chat-decode-0": 1})
@@ -85,3 +86,24 @@ def test_the_command_shows_what_is_wanted(
     assert [entry["kind"] for entry in json.loads(capsys.readouterr().out)["entries"]] == ["version"]
     run_history(HistoryOptions(kind="decision"))
     assert capsys.readouterr().out == "no change is kept\n"
+
+
+def test_times_back_are_written_alike_in_every_command() -> None:
+    """Found: `history --since` took 24h and no day, `usage --since` a day and no 24h."""
+    for text in ("30m", "24h", "7d", "2w", "2026-11-30", "2026-11", "today", "yesterday"):
+        assert parse_options(["history", "--since", text]).since >= 0.0, text
+        assert len(parse_options(["usage", "--since", text]).since) == len("2026-11-30"), text
+    assert parse_options(["history", "--since", "7d"]).since == pytest.approx(7 * 86_400.0, abs=60.0)
+    assert parse_options(["usage", "--since", "2026-11"]).since == "2026-11-01"
+    today, yesterday = (parse_options(["usage", "--since", text]).since for text in ("today", "yesterday"))
+    assert yesterday < today
+
+
+@pytest.mark.parametrize("text", ["0d", "-3h", "2026-13-01", "2026-02-30", "tomorrow", "", "d", "9" * 400 + "d"])
+@pytest.mark.parametrize("command_name", ["history", "usage"])
+def test_what_is_no_time_back_is_refused_with_what_is(
+    command_name: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_options([command_name, f"--since={text}"])
+    assert "must be a time ago such as 30m, 24h or 7d, a day or a month in UTC" in capsys.readouterr().err

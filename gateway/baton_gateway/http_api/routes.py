@@ -326,7 +326,7 @@ class HttpApi:
         if endpoint is None and (pattern := pattern_of(path)) is not None:
             path, endpoint = pattern, self._endpoints.get(pattern)
         if endpoint is None:
-            raise RefusedError(find_unsupported(path) or errors.unknown_url(self._endpoints))
+            raise RefusedError(find_unsupported(path) or errors.unknown_url(path, self._endpoints))
         exchange.path, exchange.is_probe = path, endpoint.is_open
         return endpoint
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton_gateway.batches.lines import BadLine
-from baton_local.argument_types import DTYPES, device, integer, size, volume
+from baton_local.argument_types import DTYPES, device, integer, manifest_file, size, volume
 from baton_local.batch.answers import Answers
 from baton_local.batch.input_file import read_input
 from baton_local.batch.refusals import Refusals
@@ -99,7 +99,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("input", type=Path, metavar="IN", help="requests, one JSON object per line (OpenAI's batch format)")
     add("output", type=Path, metavar="OUT", help="answers are appended here; requests answered in it are skipped")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("-f", "--file", type=Path, metavar="FILE", help="manifest of an LLMDeployment (YAML)")
+    source.add_argument("-f", "--file", type=manifest_file, metavar="FILE", help="manifest of an LLMDeployment (YAML)")
     model = f"model folder, hf://ORG/NAME[@REVISION], s3://…, oci://…, or {RANDOM_SCHEME}CONFIG_JSON to measure"
     source.add_argument("--model", metavar="MODEL", help=model)
     add("--served-name", metavar="NAME", help="with --model: model name in requests (default: the model's own name)")

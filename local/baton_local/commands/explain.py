@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -39,8 +40,23 @@ class ExplainOptions:
 def run_explain(options: ExplainOptions) -> int:
     """Ask and print. Returns 1 where no record was found. Raises LocalError."""
     query = query_of(options)
-    url, token = _gateway(options)
-    return print_answer(ask_gateways(url, query, token), query, options.format)
+    url, token, names = _gateway(options)
+    return print_answer(with_names(ask_gateways(url, query, token), names), query, options.format)
+
+
+def with_names(answer: FoundRecords, names: Mapping[str, str]) -> FoundRecords:
+    """The answer with the names of processes, by which status and logs know them, next to their addresses."""
+    records = [
+        msgspec.structs.replace(
+            record,
+            workers={
+                epoch: f"{names[address]} ({address})" if address in names else address
+                for epoch, address in record.workers.items()
+            },
+        )
+        for record in answer.records
+    ]
+    return replace(answer, records=records)
 
 
 def query_of(options: ExplainOptions) -> RecordQuery:
@@ -57,18 +73,18 @@ def print_answer(answer: FoundRecords, query: RecordQuery, form: str) -> int:
     return 0 if answer.records else 1
 
 
-def _gateway(options: ExplainOptions) -> tuple[str, str | None]:
-    """Return where to ask, and the token to ask with."""
+def _gateway(options: ExplainOptions) -> tuple[str, str | None, Mapping[str, str]]:
+    """Return where to ask, the token to ask with, and the names of this machine's processes by address."""
     if options.url is not None:
         token = os.environ.get(KEY_VARIABLE) if options.link_keys is None else token_of(options.link_keys)
-        return options.url, token
+        return options.url, token, {}
     if options.link_keys is not None:
         raise LocalError("--link-keys: only with --url: this machine's own deployment needs none")
     record = read_record(find_run(base_directory(), options.name))
     port = next((process.admin_port for process in record.processes if process.admin_port), None)
     if port is None:
         raise LocalError("the gateway of this deployment is not running")
-    return f"http://127.0.0.1:{port}", None
+    return f"http://127.0.0.1:{port}", None, record.names
 
 
 def _format(answer: FoundRecords, query: RecordQuery, form: str) -> str:

@@ -88,10 +88,15 @@ def _latency(name: str, seconds: float | None, target_s: float | None) -> str:
 
 def _where(record: RequestRecord, span: RecordSpan) -> str:
     """Return the span's detail and worker, in brackets."""
-    address = record.workers.get(span.worker)
-    worker = "" if not span.worker else f"worker {span.worker}" + (f" at {address}" if address else "")
+    worker = f"worker {_worker(record, span.worker)}" if span.worker else ""
     text = ", ".join(part for part in (span.detail, worker) if part)
     return f" ({text})" if text else ""
+
+
+def _worker(record: RequestRecord, epoch: str) -> str:
+    """Return a worker by its epoch, which logs have, and by what else is known of it."""
+    place = record.workers.get(epoch)
+    return f"{epoch} at {place}" if place else epoch
 
 
 def _timeline(record: RequestRecord) -> str:
@@ -110,10 +115,10 @@ def _attempts(record: RequestRecord) -> str:
         (
             attempt.number,
             attempt.route,
-            attempt.prefill or "-",
-            attempt.decode,
+            _worker(record, attempt.prefill) if attempt.prefill else "-",
+            _worker(record, attempt.decode),
             _time(attempt.sent_ns),
-            f"{attempt.reason}, blamed on {attempt.blamed}" if attempt.reason else "-",
+            f"{attempt.reason}, blamed on {_worker(record, attempt.blamed)}" if attempt.reason else "-",
         )
         for attempt in record.attempts
     ]

@@ -51,6 +51,8 @@ from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.stop_signals import handle_stop_signals
 
 POLL_S = 0.05
+MAX_NAMES = 1_024
+"""Addresses whose process is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class LocalRuntime:
         self._printed_hold = False
         self._decision = ""
         self._reasons: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._has_flags = plan.run.manifest.exists()
         """The user wrote no manifest, and knows its fields as flags."""
         self._gpu_by_slot: dict[str, str] = {}
@@ -337,6 +340,7 @@ class LocalRuntime:
             endpoint=self._plan.endpoint,
             served_name=spec.model.served_name,
             ready=self._supervisor.was_ready and self._supervisor.routable,
+            names=self._note_names(),
             was_ready=self._supervisor.was_ready,
             decision=self._decision,
             reasons=self._reasons,
@@ -355,6 +359,17 @@ class LocalRuntime:
             self._books.keep(self._run.record, msgspec.to_builtins(record), now)
             self._books.keep(self._run.scrape_targets, scrape_targets(record, self._sizing_at), now)
             self._written = record
+
+    def _note_names(self) -> dict[str, str]:
+        """The process at each address so far; of many restarts the latest."""
+        for slot in self._supervisor.slots.values():
+            if slot.announcement is not None:
+                address = f"{slot.announcement.host}:{slot.announcement.port}"
+                self._names.pop(address, None)
+                self._names[address] = slot.name
+        while len(self._names) > MAX_NAMES:
+            del self._names[next(iter(self._names))]
+        return dict(self._names)
 
     def _facts(self) -> HistoryFacts:
         deployment = self._fleet.deployment

@@ -72,6 +72,8 @@ class RunRecord(msgspec.Struct, frozen=True, rename={"processes": "posts"}):
     """The file or folder with the clients' API keys; None: the gateway needs none."""
     emulated: str | None = None
     """Description of the emulated workers; None: a model computes."""
+    names: dict[str, str] = {}
+    """The process at each address of this run, also at those that it has left."""
     was_ready: bool = True
     """False: it has never been ready, since it is starting. An older `baton up` does not say it."""
 

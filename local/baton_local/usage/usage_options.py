@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
+
+from baton_local.argument_types import moment
 
 COLUMNS = ("day", "month", "tenant", "model", "task", "priority", "status")
 """The properties of requests by which usage may be grouped."""
-_DAY = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 
 
 def columns(text: str) -> tuple[str, ...]:
@@ -23,15 +23,10 @@ def columns(text: str) -> tuple[str, ...]:
 
 
 def day(text: str) -> str:
-    """An argument's type: a day in UTC, or a month, which means its first day."""
-    from datetime import date
+    """An argument's type: a day in UTC, also as the first one of a month, or as the one on which a time ago was."""
+    from datetime import UTC, datetime
 
-    try:
-        if _DAY.fullmatch(text):
-            return date.fromisoformat(text if len(text) == 10 else f"{text}-01").isoformat()
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be a day or a month such as 2026-11-30 or 2026-11")
+    return datetime.fromtimestamp(moment(text), UTC).date().isoformat()
 
 
 def add_options(parser: argparse.ArgumentParser, name_help: str) -> None:
@@ -50,7 +45,12 @@ def add_options(parser: argparse.ArgumentParser, name_help: str) -> None:
         metavar="LIST",
         help=f"group by these, of {', '.join(COLUMNS)} (default: day,tenant,model)",
     )
-    parser.add_argument("--since", type=day, metavar="DAY", help="from this day (UTC) or month on")
+    parser.add_argument(
+        "--since",
+        type=day,
+        metavar="DAY",
+        help="from this day (UTC) or month on; also 7d, yesterday",
+    )
     parser.add_argument("--until", type=day, metavar="DAY", help="before this day (UTC) or month")
     parser.add_argument("--tenant", metavar="NAME", help="only requests of this tenant")
     parser.add_argument("--model", dest="served_model", metavar="NAME", help="only requests of this served model")

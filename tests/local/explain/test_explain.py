@@ -15,9 +15,10 @@ from baton_gateway.records.record_query import ProcessRecords, RecordQuery, Reco
 from baton_gateway.records.request_record import RecordSpan
 from baton_gateway.records.trail import Moment, Trail, TrailFacts, keep
 from baton_local.__main__ import main
+from baton_local.commands.explain import with_names
 from baton_local.explain import record_sources
 from baton_local.explain.perfetto import trace_events
-from baton_local.explain.record_sources import query_path
+from baton_local.explain.record_sources import FoundRecords, query_path
 from baton_local.explain.story import list_records, tell_story
 from baton_wire.messages.values import LegTimes
 
@@ -178,3 +179,13 @@ def ask_all(pages: dict[str, RecordsPage], monkeypatch: pytest.MonkeyPatch) -> r
 def test_a_host_that_no_name_can_have_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--url", "http://a..b"]) != 0
     assert "--url: a..b: " in capsys.readouterr().err
+
+
+def test_workers_have_the_names_of_status_next_to_those_of_the_access_log() -> None:
+    """Found: a story named workers by epochs and addresses, which no other command shows after a restart."""
+    known = {"70707070": "127.0.0.1:1", "64646464": "127.0.0.1:2"}
+    found = FoundRecords([msgspec.structs.replace(RECORD, workers=known)], 1, 0, ())
+    [record] = with_names(found, {"127.0.0.1:2": "chat-decode-0"}).records
+    story = tell_story(record)
+    assert "blamed on 64646464 at chat-decode-0 (127.0.0.1:2)" in story
+    assert "worker 70707070 at 127.0.0.1:1)" in story.splitlines()[1], "it has no name here"

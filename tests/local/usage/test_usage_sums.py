@@ -173,7 +173,7 @@ def test_the_command_prints_a_table_csv_and_json(tmp_path: Path, capsys: pytest.
     [
         (["/none"], "/none: no such file or folder"),
         (["--by", "colour"], "'colour' is not allowed"),
-        (["--since", "yesterday"], "'yesterday' is not allowed"),
+        (["--since", "tomorrow"], "'tomorrow' is not allowed"),
         (["--until", "2026-13"], "'2026-13' is not allowed"),
     ],
 )
