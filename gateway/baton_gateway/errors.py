@@ -163,7 +163,6 @@ def rate_limited(limit_name: str, limit: int) -> Problem:
     return Problem(429, RATE_LIMIT, message, None, "rate_limit_exceeded", 1)
 
 
-<<<<<<< HEAD
 def quota_used_up(limit_name: str, limit: int, used: int, retry_after_s: int) -> Problem:
     """The tenant has used up its tokens of the month. `limit_name`: the field of the LLMTenant."""
     message = f"Of your limit {limit_name} of {limit}, {used} are used or reserved: too few are left for this request."
@@ -175,15 +174,11 @@ def quota_unknown(limit_name: str) -> Problem:
     return Problem(503, SERVER, message, None, "quota_unknown", 2)
 
 
-def unknown_url(served: Iterable[str]) -> Problem:
-    return Problem(404, INVALID, f"This path is not served; served are {', '.join(served)}.", None, "unknown_url")
-=======
 def unknown_url(path: str, served: Iterable[str]) -> Problem:
     """The path is not served. The message names the served one that is most like it; all are in a document."""
     shown = path[:MAX_PATH_CHARS] + ("…" if len(path) > MAX_PATH_CHARS else "")
     meant = suggestion(path[:MAX_PATH_CHARS], served) or "."
     return Problem(404, INVALID, f"{shown} is not served{meant} /openapi.json lists all paths.", None, "unknown_url")
->>>>>>> w52
 
 
 def method_not_allowed(methods: Sequence[str]) -> Problem:
