@@ -1,4 +1,4 @@
-"""What the gateways' links carry of tenants: tables and tokens of the month down, their use and conflicts up.
+"""The messages of the gateways' links about tenants: tables and tokens of the month down, their use and conflicts up.
 
 Tables and counts belong to a namespace, conflicts to a gateway process of one deployment.
 """
@@ -79,7 +79,7 @@ class TenantLinks:
         linked = self._linked.setdefault(key, set())
         linked.add(epoch)
         before = self._conflicts.get(key, {})
-        self._set_conflicts(key, {process: found for process, found in before.items() if process in linked})
+        self._set_conflicts(key, {process: conflicts for process, conflicts in before.items() if process in linked})
         return TenantLink(epoch)
 
     def leave(self, key: Key, link: TenantLink) -> None:
@@ -135,7 +135,7 @@ class TenantLinks:
         return messages
 
     def _set_conflicts(self, key: Key, processes: dict[bytes, tuple[TenantConflict, ...]]) -> None:
-        processes = {process: found for process, found in processes.items() if found}
+        processes = {process: conflicts for process, conflicts in processes.items() if conflicts}
         if processes == self._conflicts.get(key, {}):
             return
         self._conflicts.pop(key, None)

@@ -17,7 +17,7 @@ from baton_gateway.batches.refusals import file_not_found, quota_exceeded
 from baton_gateway.errors import RefusedError
 
 STALE_UPLOAD_S: Final = 3_600.0
-"""What a kill left of an upload or of a file is removed once it is this old."""
+"""The age at which remains of a killed upload or file are removed."""
 
 
 class StoredFile(msgspec.Struct, frozen=True):

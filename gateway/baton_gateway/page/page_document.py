@@ -251,7 +251,7 @@ def _tenant(name: str, standing: TenantStanding) -> dict[str, Any]:
 
 
 def _used(standing: TenantStanding, limit: str) -> float | None:
-    """What is taken of a limit; None: unknown."""
+    """The part of a limit that is taken; None: unknown."""
     if limit == "maxConcurrent":
         return standing.running
     if limit == PER_MONTH:

@@ -101,6 +101,7 @@ class Relay:
         `records` gets the records of requests that have ended.
         """
         self.records = RecordRing() if records is None else records
+        self.worker_silent = self.records.interruptions.silent
         self._table = table
         self._admission = admission
         self._metrics = metrics
@@ -255,9 +256,6 @@ class Relay:
         self._deliveries.deliver_now(list(self._by_ticket.values()))
         for live in list(self._by_ticket.values()):
             self._feed(live, WorkerLost(epoch, is_refusal))
-
-    def worker_silent(self, epoch: bytes, from_s: float, until_s: float) -> None:
-        self.records.interruptions.silent(epoch, from_s, until_s)
 
     def tokens(self, epoch: bytes, frame: Tokens) -> None:
         """Take new tokens, which are delivered soon. Frames of one turn of the loop are written together: where this

@@ -28,7 +28,7 @@ class QuotaState(enum.Enum):
     """The reason why a request gets no tokens of the month."""
 
     UNKNOWN = enum.auto()
-    """What was used is not known."""
+    """The tokens used so far are not known."""
     USED_UP = enum.auto()
     ELSEWHERE = enum.auto()
     """The rest is for other processes at present."""

@@ -44,7 +44,7 @@ def read_shard(manifest: Manifest) -> TenantShard | None:
 
 
 def read_usage(manifest: Manifest) -> UsageShard | None:
-    """What the tenants of a shard used, in its ConfigMap; None: it holds no such count that can be read."""
+    """Read what the tenants of a shard used, in its ConfigMap; None: it holds no such count that can be read."""
     place = _place(manifest)
     content = mapping(manifest.get("data")).get(usage_file(int(place))) if place.isdecimal() else None
     try:

@@ -207,7 +207,7 @@ class HistoryDocument(Message, frozen=True, tag=20):
 
 
 class MonthTotal(NestedValue, frozen=True):
-    """What all processes used of one tenant's tokens of the month."""
+    """The use by all processes of one tenant's tokens of the month."""
 
     tenant: TenantName
     used: Amount

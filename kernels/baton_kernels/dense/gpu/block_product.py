@@ -27,7 +27,7 @@ ROWS = 128
 FEATURES = 64
 """Features of a tile."""
 MOST_FEATURES = 5120
-"""Of more the library has programs enough."""
+"""The most features of such a product: the library has programs enough for more."""
 LEAST_STEPS = 16
 """Steps that a program has at least: parts of fewer cost more than they win."""
 SUMMED = 1024
