@@ -383,29 +383,16 @@ def _has_slots(worker: WorkerView, query: RouteQuery) -> bool:
     return worker.role is not Role.DECODE or worker.load_sequences + query.choices <= worker.max_sequences
 
 
-def _queued_tokens(worker: WorkerView) -> int:
-    return worker.load_tokens + (worker.held_tokens if worker.role is Role.DECODE else 0)
-
-
-def _sequences(worker: WorkerView) -> int:
-    return worker.load_sequences if worker.role is Role.DECODE else 0
-
-
-def _displaced(worker: WorkerView, new_tokens: int) -> int:
-    """Cached tokens that must go when the worker takes this many tokens that no worker has."""
-    return 0 if worker.blocks_empty is None else max(0, new_tokens - worker.blocks_empty * worker.block_tokens)
-
-
 def _option(worker: WorkerView, query: RouteQuery) -> WorkerOption:
     missing = max(0, query.tokens - query.cached.get(worker.epoch, 0))
     has_room = worker.blocks_free is None or worker.blocks_free * worker.block_tokens >= missing
     return WorkerOption(
         missing,
-        _queued_tokens(worker),
-        _sequences(worker),
+        worker.load_tokens + (worker.held_tokens if worker.role is Role.DECODE else 0),
+        worker.load_sequences if worker.role is Role.DECODE else 0,
         worker.lately_tokens_s,
         worker.seed,
-        _displaced(worker, query.new_tokens),
+        worker.displaced_tokens(query.new_tokens),
         worker.epoch in query.avoid or worker.is_stuck,
         not has_room or not _has_slots(worker, query),
     )

@@ -81,6 +81,10 @@ class WorkerView:
         """Tokens of KV that its sequences need; cached ones without a sequence are left out. 0 until it reports."""
         return 0 if self.blocks_free is None else (self.blocks_total - self.blocks_free) * self.block_tokens
 
+    def displaced_tokens(self, new_tokens: int) -> int:
+        """Cached tokens that must go when the worker takes this many tokens that no worker has."""
+        return 0 if self.blocks_empty is None else max(0, new_tokens - self.blocks_empty * self.block_tokens)
+
     @property
     def generates(self) -> bool:
         """Prompts may be answered from it."""
