@@ -114,3 +114,16 @@ async def test_tokenizer_info_has_what_evaluation_clients_ask_for(gateway: Runni
             assert (await answer.json())["error"]["code"] == "model_not_found"
         async with http.get(gateway.url("/tokenizer_info?" + "&".join(f"a{n}=1" for n in range(20)))) as answer:
             assert (answer.status, (await answer.json())["error"]["param"]) == (400, "model")
+
+
+async def test_a_wrong_path_gets_the_one_that_was_probably_meant(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    """Found: the message was one line of 35 paths."""
+    paths = {"/v1/embedding": "did you mean /v1/embeddings?", "/none-like-it": "is not served.", "/" + "x" * 2_000: ""}
+    for path, meant in paths.items():
+        async with http.get(gateway.url(path)) as got:
+            assert got.status == 404
+            message = (await got.json())["error"]["message"]
+        assert meant in message
+        assert len(message) < 200
