@@ -25,7 +25,6 @@ RATE_LIMIT = "rate_limit_error"
 QUOTA = "insufficient_quota"
 """Type and code of OpenAI's where retrying is of no use."""
 SERVER = "server_error"
-NO_WORKERS = "no_routable_workers"
 STARTING_RETRY_S = 5
 """Seconds after which a client is asked to retry while workers start."""
 TOKENIZER_FAILED = "tokenizer_failed"
@@ -188,14 +187,14 @@ def method_not_allowed(methods: Sequence[str]) -> Problem:
 
 def no_workers(retry_after_s: int = 1) -> Problem:
     message = "No fitting pair of prefill and decode workers is available at present."
-    return Problem(503, SERVER, message, None, NO_WORKERS, retry_after_s)
+    return Problem(503, SERVER, message, None, "no_routable_workers", retry_after_s)
 
 
 def workers_starting(ready: int, wanted: int | None, retry_after_s: int = 1) -> Problem:
     """No workers have served yet since this process started. `wanted`: how many there are to be; None: not known."""
     count = f"{ready}" if wanted is None else f"{ready} of {wanted}"
     message = f"The workers are still starting ({count} ready); try again."
-    return Problem(503, SERVER, message, None, NO_WORKERS, max(retry_after_s, STARTING_RETRY_S))
+    return Problem(503, SERVER, message, None, "no_routable_workers", max(retry_after_s, STARTING_RETRY_S))
 
 
 def no_capacity(retry_after_s: int = 1) -> Problem:

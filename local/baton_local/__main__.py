@@ -7,13 +7,12 @@ output any more. Each command imports what it needs itself, so that `baton --hel
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import select
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from baton_local.closed_output import discard_output, is_output_closed
 from baton_local.options import DISTRIBUTION, HEAVY_COMMANDS, command_line, parse_options
 from baton_local.shared_options import KEY_VARIABLE
 
@@ -69,7 +68,7 @@ def run_command(command: Callable[[argparse.Namespace], int], options: argparse.
         status = _run_to_status(command, options)
         sys.stdout.flush()
     except (BrokenPipeError, OutputClosedError):
-        _discard_output()
+        discard_output()
         return CLOSED_OUTPUT
     return status
 
@@ -88,31 +87,13 @@ def _run_to_status(command: Callable[[argparse.Namespace], int], options: argpar
     except (StartError, NotRunningError, OperatorError) as error:
         print(f"baton: {error}", file=sys.stderr)
     except (LocalError, BadMessageError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and _is_output_closed():
+        if isinstance(error, BrokenPipeError) and is_output_closed():
             raise
         print(f"baton: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     return REFUSED
-
-
-def _is_output_closed() -> bool:
-    """True if standard output is a pipe without a reader."""
-    try:
-        watched = select.poll()
-        watched.register(sys.stdout.fileno(), 0)
-        return any(events & select.POLLERR for _, events in watched.poll(0))
-    except (OSError, ValueError):  # it is no file, or closed
-        return False
-
-
-def _discard_output() -> None:
-    """Let what is still in the buffer of standard output go nowhere, so that Python does not complain at the end."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 def _help(options: argparse.Namespace) -> int:

@@ -59,7 +59,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _meant(flag: str, known: list[str]) -> str:
-    """What was probably meant by a flag that the command does not have, as a question; empty: it is not known."""
+    """The flag that was probably meant by one that the command does not have, as a question; empty: none is known."""
     own = own_flag(flag, known)
     return suggestion(flag, known) if own is None else f": did you mean {own}?"
 

@@ -28,5 +28,5 @@ def test_the_demo_answers_shows_that_kv_moved_and_leaves_nothing(environment: di
     assert re.search(r"^prefill +\d+ +127\.0\.0\.1:\d+ +[1-9]\d* +[\d,]+  sent$", done.stdout, re.MULTILINE)
     assert re.search(r"^decode +\d+ +127\.0\.0\.1:\d+ +[1-9]\d* +[\d,]+  received$", done.stdout, re.MULTILINE)
     assert re.search(r"^transport tcp   TTFT [\d.]+ ms   TPOT [\d.]+ ms   \d+ tokens$", done.stdout, re.MULTILINE)
-    assert done.stdout.endswith("stopped; no process is left\n")
+    assert "stopped; no process is left\n\nnext: `baton up -f " in done.stdout
     assert not list(tmp_path.glob("baton*"))

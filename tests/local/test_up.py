@@ -284,18 +284,6 @@ def test_the_same_deployment_is_refused_while_it_runs(rig: Rig) -> None:
     assert again.stderr == f"baton: {holder}: stop it with `baton down --name chat`, or use another metadata.name\n"
 
 
-def test_a_taken_port_hides_no_other_error_and_is_named_with_who_has_it(rig: Rig) -> None:
-    """Found: with the port taken, a missing folder and a second start of the same model only said so of the port."""
-    port = rig.start_ready().rpartition(":")[2]
-    missing = rig.baton("up", str(rig.directory / "modle"), "--port", port)
-    assert (missing.code, "no such folder: did you mean model?" in missing.stderr) == (2, True)
-    again = rig.baton("up", "-f", str(rig.directory / "chat.yaml"), "--port", port)
-    assert (again.code, "default.chat is already running" in again.stderr) == (2, True)
-    other = rig.baton("up", str(rig.directory / "model"), "--served-name", "other", "--port", port)
-    assert other.code == 2
-    assert "Address already in use by default.chat (`baton down --name default.chat` stops it)" in other.stderr
-
-
 def test_the_logs_of_one_process_or_of_all_are_shown(rig: Rig) -> None:
     rig.start_ready()
     everything = rig.baton("logs").stdout.splitlines()

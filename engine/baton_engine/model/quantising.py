@@ -32,9 +32,11 @@ Format = Literal["fp8", "int8", "int4"]
 FORMATS: Final[tuple[Format, ...]] = ("fp8", "int8", "int4")
 GROUPS: Final = (128, 64, 32, 16)
 """Columns that share a scale of 4 bits: the first one that divides every layer."""
-COPIED: Final = (".json", ".jinja", ".model", ".txt")
-LICENCES: Final = ("license", "licence", "notice")
-"""Beginnings of the names of files that go with every copy. A README describes the source's weights: it stays there."""
+COPIED: Final = (".json", ".jinja", ".model", ".txt", ".md")
+LICENCES: Final = ("license", "notice")
+"""Names of files without a suffix that go with every copy."""
+DESCRIPTION: Final = "readme"
+"""A README describes the source's weights: it stays there."""
 GREATEST: Final = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 _LEAST: Final = 2.0**-24
 """Least scale: a channel of zeros has one too."""
@@ -178,7 +180,8 @@ def _copy_rest(source: Path, target: Path, files: CheckpointFiles) -> None:
     """Copy tokenizer, template and generation defaults: small files of the directory itself."""
     weights = {path.name for path in files.paths} | {INDEX, "config.json"}
     for path in sorted(source.iterdir()):
-        is_wanted = path.suffix in COPIED or path.name.lower().startswith(LICENCES)
+        name = path.name.lower()
+        is_wanted = (path.suffix in COPIED or name in LICENCES) and not name.startswith(DESCRIPTION)
         if path.name in weights or not is_wanted or not path.is_file():
             continue
         if path.resolve().is_relative_to(source.resolve()):

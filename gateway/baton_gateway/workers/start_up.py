@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton_gateway.errors import NO_WORKERS, Problem, no_workers, workers_starting
+from baton_gateway.errors import Problem, no_workers, workers_starting
 from baton_gateway.workers.linked_workers import WorkerTable
 
 
@@ -10,6 +10,6 @@ def explain_missing(table: WorkerTable, problem: Problem | None = None) -> Probl
     """The refusal of a request for want of workers; another one for as long as the workers start. `problem`: the
     refusal so far; any other one than for want of workers stays."""
     refusal = no_workers() if problem is None else problem
-    if refusal.code != NO_WORKERS or table.has_served:
+    if refusal.code != no_workers().code or table.has_served:
         return refusal
     return workers_starting(table.num_usable(), table.wanted, refusal.retry_after_s or 1)

@@ -57,5 +57,5 @@ class Refusals:
         """
         if len(self.by_status) == 1:
             return f"{self.total:,} refused, with {next(iter(self.by_status))}"
-        each = ", ".join(f"{count:,} with {status}" for status, count in self.by_status.most_common())
-        return f"{self.total:,} refused" + (f": {each}" if each else "")
+        counts = ", ".join(f"{count:,} with {status}" for status, count in self.by_status.most_common())
+        return f"{self.total:,} refused" + (f": {counts}" if counts else "")

@@ -52,7 +52,7 @@ def run_demo(options: DemoOptions) -> int:
 
 
 def next_steps(program: str, manifest: Path) -> str:
-    """What to type next. `program`: the script that runs, which no PATH may have.
+    """The commands to type next. `program`: the script that runs, which no PATH may have.
 
     >>> next_steps(".venv/bin/baton", Path("examples/tiny.yaml"))
     '`.venv/bin/baton up -f examples/tiny.yaml` serves it until Ctrl-C; then `.venv/bin/baton chat` in another terminal'

@@ -145,7 +145,7 @@ def _directory_of(options: UpOptions, written: LLMDeployment | None) -> str:
 
 
 def _rename(written: LLMDeployment | None) -> str:
-    """Where a deployment gets its name from."""
+    """The place that a deployment gets its name from."""
     return "--served-name" if written is None else "metadata.name"
 
 

@@ -106,7 +106,7 @@ def _timeline(record: RequestRecord) -> str:
         first = BAR_WIDTH * span.start_ns // total
         length = max(1, BAR_WIDTH * (span.start_ns + span.duration_ns) // total - first)
         bar = " " * min(first, BAR_WIDTH - 1) + "#" * min(length, BAR_WIDTH - min(first, BAR_WIDTH - 1))
-        rows.append((_time(span.start_ns), _time(span.duration_ns), span.part, bar, _where(record, span).strip(" ()")))
+        rows.append((_time(span.start_ns), _time(span.duration_ns), span.part, bar, _where(record, span)[2:-1]))
     return table(("AT", "TOOK", "PART", "", ""), rows)
 
 

@@ -26,6 +26,7 @@ from baton_control.spec.api import IGNORED_SCALE_TO_ZERO, LLMDeployment, TargetS
 from baton_control.worker_specs import Device, instance_arguments, pool_roles, pool_spec
 from baton_gateway.reporting.metrics_page import own_version
 from baton_local.fleet import supervision
+from baton_local.fleet.address_names import AddressNames
 from baton_local.fleet.bookkeeping import Bookkeeping
 from baton_local.fleet.desired_processes import Fleet, SlotSpec, new_slots, roll, slots_to_stop
 from baton_local.fleet.emulation import Emulation
@@ -39,10 +40,7 @@ from baton_local.fleet.log_tail import age_s, last_line
 from baton_local.fleet.pool_scaling import Scaling, in_flags
 from baton_local.fleet.processes import ChildProcesses
 from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
-from baton_local.fleet.run_dir import (
-    RunDir,
-    write_json,
-)
+from baton_local.fleet.run_dir import RunDir, write_json
 from baton_local.fleet.scrape_targets import scrape_targets
 from baton_local.fleet.supervision import Action, Exit, Patience, Phase, Supervisor
 from baton_wire.announcement import Announcement, read_announcement
@@ -51,8 +49,6 @@ from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.stop_signals import handle_stop_signals
 
 POLL_S = 0.05
-MAX_NAMES = 1_024
-"""Addresses whose process is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +98,8 @@ class LocalRuntime:
         self._printed_hold = False
         self._decision = ""
         self._reasons: dict[str, str] = {}
-        self._names: dict[str, str] = {}
-        self._has_flags = plan.run.manifest.exists()
-        """The user wrote no manifest, and knows its fields as flags."""
+        self._addresses = AddressNames()
+        self._in_words = in_flags if plan.run.manifest.exists() else str  # flags, without a manifest
         self._gpu_by_slot: dict[str, str] = {}
         self._flips = FlipsUnderWay()
         self._status: int | None = None
@@ -162,8 +157,7 @@ class LocalRuntime:
         self._write_record()
         if self._history.is_due(now):
             self._history.look(self._facts(), self._reasons, time.time(), now)
-            wanted = {role.value: count for role, count in self._wanted.items()}
-            self._scaling.announce(self._history.history.with_reasons(self._reasons, wanted))
+            self._scaling.announce(self._history.history.with_reasons(self._reasons, dict(self._wanted.items())))
         if self._plan.tenants is not None:
             self._plan.tenants.refresh(now)
         self._books.retry(now)
@@ -250,8 +244,7 @@ class LocalRuntime:
         return {slot.name: slot.since_s for slot in self._supervisor.slots.values()}
 
     def _report_sizes(self, sized: Sized) -> None:
-        words = in_flags if self._has_flags else str
-        self._reasons = {role.value: words(sized.reasons[role]) for role in pool_roles(self._fleet.deployment)}
+        self._reasons = {role.value: self._in_words(sized.reasons[role]) for role in pool_roles(self._fleet.deployment)}
         decision = "; ".join(self._reasons.values())
         if decision == self._decision:
             return
@@ -340,7 +333,7 @@ class LocalRuntime:
             endpoint=self._plan.endpoint,
             served_name=spec.model.served_name,
             ready=self._supervisor.was_ready and self._supervisor.routable,
-            names=self._note_names(),
+            names=self._addresses.note(self._supervisor.slots.values()),
             was_ready=self._supervisor.was_ready,
             decision=self._decision,
             reasons=self._reasons,
@@ -359,17 +352,6 @@ class LocalRuntime:
             self._books.keep(self._run.record, msgspec.to_builtins(record), now)
             self._books.keep(self._run.scrape_targets, scrape_targets(record, self._sizing_at), now)
             self._written = record
-
-    def _note_names(self) -> dict[str, str]:
-        """The process at each address so far; of many restarts the latest."""
-        for slot in self._supervisor.slots.values():
-            if slot.announcement is not None:
-                address = f"{slot.announcement.host}:{slot.announcement.port}"
-                self._names.pop(address, None)
-                self._names[address] = slot.name
-        while len(self._names) > MAX_NAMES:
-            del self._names[next(iter(self._names))]
-        return dict(self._names)
 
     def _facts(self) -> HistoryFacts:
         deployment = self._fleet.deployment

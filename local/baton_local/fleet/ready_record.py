@@ -14,7 +14,7 @@ from baton_local.fleet.run_dir import StartingError, base_directory, find_run
 
 POLL_S = 0.2
 STARTS_WITHIN_S = 600.0
-"""How long a command waits for a deployment that starts: as long as `baton up` itself does by default."""
+"""Seconds that a command waits for a deployment that starts: as long as `baton up` itself does by default."""
 
 
 def _to_stderr(text: str) -> None:
@@ -23,7 +23,7 @@ def _to_stderr(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How to wait: until when, and where to say so."""
+    """A wait: its length, and where it is announced."""
 
     within_s: float = STARTS_WITHIN_S
     say: Callable[[str], None] = _to_stderr
@@ -36,7 +36,7 @@ def ready_record(name: str | None, base: Path | None = None, waiting: Waiting = 
     is asked at once, whatever its state. Raises NotRunningError."""
     base = base_directory() if base is None else base
     until_s = waiting.now() + waiting.within_s
-    said = False
+    has_said = False
     while True:
         try:
             record = read_record(find_run(base, name))
@@ -46,19 +46,19 @@ def ready_record(name: str | None, base: Path | None = None, waiting: Waiting = 
         except (StartingError, NotUpYetError) as error:
             state = str(error)
         except NotRunningError as error:
-            if not said:
+            if not has_said:
                 raise
             raise NotRunningError(f"it stopped while it started; `baton logs` may say why: {error}") from error
         if waiting.now() >= until_s:
             raise NotRunningError(f"{state}: not ready within {waiting.within_s:g} s")
-        if not said:
+        if not has_said:
             waiting.say(f"{state}: waiting for it, at most {waiting.within_s:g} s (Ctrl-C ends the wait)")
-            said = True
+            has_said = True
         waiting.sleep(POLL_S)
 
 
 def start_in_words(record: RunRecord) -> str:
-    """How far a deployment is with its start."""
+    """The progress of a deployment's start."""
     workers = [process for process in record.processes if process.role != "gateway"]
     ready = sum(process.phase == "ready" for process in workers)
     return f"{record.namespace}.{record.name} is starting ({ready} of {len(workers)} workers ready)"

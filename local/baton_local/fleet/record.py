@@ -52,7 +52,7 @@ class RunRecord(msgspec.Struct, frozen=True, rename={"processes": "posts"}):
     endpoint: str
     served_name: str
     ready: bool
-    """It answers requests now."""
+    """True: it answers requests now."""
     decision: str
     """The latest sizing decision, in words: both pools' reasons together."""
     ttft: TargetRecord

@@ -44,13 +44,13 @@ async def test_a_model_says_the_longest_context_that_a_pair_can_take(
     assert await get(gateway, http, "/v1/models/tiny") == (200, entry)
 
 
-async def test_an_unknown_path_or_model_names_what_is_served(
+async def test_an_unknown_path_or_model_names_where_the_served_ones_are(
     gateway: RunningGateway, http: aiohttp.ClientSession
 ) -> None:
     status, content = await get(gateway, http, "/v1/nothing")
     assert status == 404
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health"):
-        assert path in content["error"]["message"]
+    assert "/v1/nothing is not served" in content["error"]["message"]
+    assert "/openapi.json lists all paths" in content["error"]["message"]
     status, content = await get(gateway, http, "/v1/models/other")
     assert (status, content["error"]["code"]) == (404, "model_not_found")
     assert "'tiny'" in content["error"]["message"]
@@ -114,3 +114,16 @@ async def test_tokenizer_info_has_what_evaluation_clients_ask_for(gateway: Runni
             assert (await answer.json())["error"]["code"] == "model_not_found"
         async with http.get(gateway.url("/tokenizer_info?" + "&".join(f"a{n}=1" for n in range(20)))) as answer:
             assert (answer.status, (await answer.json())["error"]["param"]) == (400, "model")
+
+
+async def test_a_wrong_path_gets_the_one_that_was_probably_meant(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    """Found: the message was one line of 35 paths."""
+    paths = {"/v1/embedding": "did you mean /v1/embeddings?", "/none-like-it": "is not served.", "/" + "x" * 2_000: ""}
+    for path, meant in paths.items():
+        async with http.get(gateway.url(path)) as got:
+            assert got.status == 404
+            message = (await got.json())["error"]["message"]
+        assert meant in message
+        assert len(message) < 200

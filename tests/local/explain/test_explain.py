@@ -188,4 +188,5 @@ def test_workers_have_the_names_of_status_next_to_those_of_the_access_log() -> N
     [record] = with_names(found, {"127.0.0.1:2": "chat-decode-0"}).records
     story = tell_story(record)
     assert "blamed on 64646464 at chat-decode-0 (127.0.0.1:2)" in story
+    assert any(line.endswith("worker 64646464 at chat-decode-0 (127.0.0.1:2)") for line in story.splitlines())
     assert "worker 70707070 at 127.0.0.1:1)" in story.splitlines()[1], "it has no name here"
