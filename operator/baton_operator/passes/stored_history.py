@@ -108,10 +108,10 @@ class HistoryBook:
         return kept.stored.history
 
     async def write(self, seen: Snapshot, deployment: LLMDeployment) -> float | None:
-        """Write a history that has changed. Returns the seconds until it may be written, if that is later; else None.
-        A refused write loses nothing: the next pass tries it again."""
+        """Write a history that has changed, or whose object was deleted. Returns the seconds until it may be written,
+        if that is later; else None. A refused write loses nothing: the next pass tries it again."""
         kept, now = self._kept[seen.owner.uid], self._clock()
-        if _is_same(kept.stored, kept.written):
+        if _is_same(kept.stored, kept.written) and history_name(seen.key.name) in seen.live_records:
             return None
         if now < kept.write_at_s:
             return kept.write_at_s - now

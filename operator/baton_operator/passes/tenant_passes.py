@@ -224,8 +224,8 @@ class TenantPasses:
             state.saved[shard.place] = usage
 
     def _counts(self, manifests: list[Manifest], saved: Mapping[int, UsageShard]) -> MonthCounts:
-        """Return the tokens used as they were saved, or as statuses have it, where that is more: a ConfigMap may have been
-        deleted."""
+        """Return the tokens used as they were saved, or as statuses have it, where that is more: a ConfigMap may have
+        been deleted."""
         counts = read_counts(saved, self._now().timestamp())
         for manifest in manifests:
             usage = usage_of(manifest)

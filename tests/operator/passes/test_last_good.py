@@ -51,7 +51,9 @@ def test_what_is_deleted_comes_back_under_a_refused_spec_and_the_status_tells_wh
         await world.settle()
         assert "False" in seen or "Unknown" in seen, "nothing ran for a while, and the status said so"
         assert {worker_set["metadata"]["name"] for worker_set in world.store.all(WORKERS, SPACE)} == before
-        assert len(list(world.store.all(RECORDS, SPACE))) == 2, "the templates, and the keys' marker"
+        records = [record["metadata"]["name"] for record in world.store.all(RECORDS, SPACE)]
+        assert len(records) == 3, "the templates, the keys' marker, and the history"
+        assert f"{NAME}-history" in records
         assert len(list(world.store.all(SERVICES, SPACE))) == 3
         assert conditions(world)["Available"] == ("True", "Serving")
         status = world.store.read(DEPLOYMENTS, SPACE, NAME)

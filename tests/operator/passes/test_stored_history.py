@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -116,6 +117,23 @@ def test_an_edit_is_in_the_object_and_the_next_operator_goes_on_from_there() -> 
 
     run_virtual(main())
     assert any("decode.replicas" in line for line in texts(announced[-1]))
+
+
+def test_a_deleted_object_is_written_again_with_all_that_it_had() -> None:
+    async def main() -> None:
+        world = World(promise=Promise(), rest=serving())
+        world.start()
+        await world.settle()
+        world.user_edits("decode.replicas", {"min": 3, "max": 4})
+        await world.settle()
+        await asyncio.sleep(WRITE_S)
+        before = read_history(world.store.read(RECORDS, SPACE, history_name(NAME)))
+        world.user_deletes(RECORDS, history_name(NAME))
+        await asyncio.sleep(2 * WRITE_S)
+        assert read_history(world.store.read(RECORDS, SPACE, history_name(NAME))) == before
+        await world.end()
+
+    run_virtual(main())
 
 
 def test_a_deployment_that_changes_all_the_time_is_written_once_a_minute() -> None:
