@@ -25,7 +25,9 @@ class Fleet:
         self.now, self.table = 10.0, WorkerTable()
         self.sent: list[tuple[bytes, Holding]] = []
         for epoch in epochs:
-            hello = SimpleNamespace(epoch=epoch, role=Role.PREFILL, fingerprint=PRINT, max_context_tokens=9)
+            hello = SimpleNamespace(
+                epoch=epoch, role=Role.PREFILL, fingerprint=PRINT, max_context_tokens=9, encoding=None
+            )
             text = cast(Any, SimpleNamespace(longest_token_bytes=None))
             worker = LinkedWorker(
                 cast(Any, hello), Address("h", 1), text, self._sender(epoch), clock=lambda: self.now, state=STATE
