@@ -22,7 +22,7 @@ import msgspec
 
 from baton_control.history_facts import HistoryFacts, flatten_spec
 from baton_control.sizing.decision.scaling import Sized
-from baton_control.spec.api import IGNORED_SCALE_TO_ZERO, LLMDeployment, TargetSpec
+from baton_control.spec.api import IGNORED_SCALE_TO_ZERO, LLMDeployment
 from baton_control.worker_specs import Device, instance_arguments, pool_roles, pool_spec
 from baton_gateway.reporting.metrics_page import own_version
 from baton_local.fleet import supervision
@@ -343,8 +343,8 @@ class LocalRuntime:
             ranks={role.value: pool_spec(self._fleet.deployment, role).tensor_parallel for role in roles},
             emulated=self._plan.emulation.label if self._plan.emulation else None,
             api_keys=self._plan.api_keys,
-            ttft=_target(spec.slo.ttft),
-            tpot=_target(spec.slo.tpot),
+            ttft=TargetRecord(spec.slo.ttft.target, spec.slo.ttft.percentile),
+            tpot=TargetRecord(spec.slo.tpot.target, spec.slo.tpot.percentile),
             processes=tuple(self._process_record(slot) for slot in self._supervisor.slots.values()),
         )
         if record != self._written:
@@ -396,7 +396,3 @@ def _address(worker: Announcement) -> dict[str, object]:
 def _limits(deployment: LLMDeployment, role: Role) -> tuple[int, int]:
     replicas = pool_spec(deployment, role).replicas
     return replicas.min, replicas.max
-
-
-def _target(spec: TargetSpec) -> TargetRecord:
-    return TargetRecord(spec.target, spec.percentile)
