@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from baton_control.spec.manifest import parse_object
+from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.settings import parse
 from baton_testing.kube.charts import CHART, PINNED, operator_arguments, render, rendered
 
@@ -131,9 +134,21 @@ def test_the_notes_name_the_next_commands() -> None:
     done = notes(PINNED | {"watch.namespaces": "{team-a}", "operatorClass": "gold"})
     assert "serves LLMDeployments in team-a with spec.operatorClass gold. Next:" in done
     assert "kubectl -n baton-system rollout status deployment/baton-operator" in done
-    assert "kubectl -n team-a apply -f examples/tiny.yaml" in done
+    assert "kubectl -n team-a apply -f - <<EOF" in done
     assert "all namespaces" in notes(PINNED | {"watch.clusterWide": "true"})
     assert "{{" not in done
+
+
+@pytest.mark.parametrize("operator_class", [None, "gold"])
+def test_the_deployment_in_the_notes_is_one_that_a_cluster_accepts(operator_class: str | None) -> None:
+    values = PINNED if operator_class is None else PINNED | {"operatorClass": operator_class}
+    manifest = notes(values).partition("<<EOF\n")[2].partition("\nEOF\n")[0]
+    pinned, num_commands = re.subn(r"\$\(git ls-remote .*\)", "0" * 40, manifest)
+    assert num_commands == 1
+    deployment = parse_object(yaml.safe_load(pinned))
+    assert deployment.spec.operator_class == operator_class
+    assert deployment.spec.model.source.startswith("hf://"), "a path would be one in the worker image"
+    PodPolicy().check(deployment)
 
 
 def notes(values: dict[str, str]) -> str:
