@@ -51,6 +51,7 @@ class Releases:
         self.lost: list[str] = []
         """Moments at which a ready gateway had no pair of workers."""
         self.is_watched = False
+        self.operator_release = "new"
         world.store.on_commit.append(lambda resource, change, before, after: self._watch())
 
     def ready(self, role: Role) -> Counter[str]:
@@ -70,14 +71,15 @@ class Releases:
 
     def report(self, key: Key, uid: str, deployment: LLMDeployment) -> GatewayReport | None:
         now = self._world.clock()
-        if self.ready(Role.GATEWAY)["old"]:
+        gateways = self.ready(Role.GATEWAY)
+        if gateways.total() > gateways[self.operator_release]:
             self._refused_s = now
         if now - self._refused_s < LINGERS_S:
             return GatewayReport(None, other_version="version: 11..11 here, 3..3 there")
         counts: Counter[tuple[Role, str]] = Counter()
         for pod in self._world.store.all(PODS, SPACE):
             labels = pod["metadata"]["labels"]
-            if is_ready(pod) and TEMPLATE_LABEL in labels and release_of(pod) == "new":
+            if is_ready(pod) and TEMPLATE_LABEL in labels and release_of(pod) == self.operator_release:
                 counts[Role(labels[ROLE_LABEL]), labels[TEMPLATE_LABEL]] += 1
         return GatewayReport(counts, linked=frozenset(counts))
 
@@ -136,6 +138,34 @@ def test_an_upgrade_over_a_change_of_the_wire_leaves_no_ready_gateway_without_wo
         assert releases.lost == []
 
     play(script, platform=LINKED, rollout__maxSurge=surge, **TWO)
+
+
+def test_a_rollback_needs_the_former_operator_and_another_value_and_goes_as_an_upgrade_does() -> None:
+    """As docs/install.md says: the annotation asks for the images of the operator that runs, whatever its value."""
+
+    async def script(world: World) -> None:
+        releases = world.telemetry = Releases(world)
+        releases.is_watched = True
+        annotate(world, "0")
+        await asyncio.sleep(60.0)
+        await upgrade(world)
+        await until(lambda: all_new(releases), 900.0)
+        annotate(world, "0")
+        await asyncio.sleep(300.0)
+        assert all_new(releases), "the former value does not bring the former images back"
+        world.platform, releases.operator_release = LINKED, "old"
+        await world.restart()
+        await asyncio.sleep(300.0)
+        assert all_new(releases), "the former operator restarts nothing by itself"
+        annotate(world, "2")
+        await asyncio.sleep(20.0)
+        await until(lambda: progress(world)[0] == "RolloutComplete", 900.0)
+        assert not any(releases.ready(role)["new"] for role in (*POOL_ROLES, Role.GATEWAY))
+        assert {role: releases.ready(role)["old"] for role in POOL_ROLES} == {Role.PREFILL: 1, Role.DECODE: 2}
+        assert gateway_image(world) == PLATFORM.gateway_image
+        assert releases.lost == []
+
+    play(script, platform=LINKED, **TWO)
 
 
 @pytest.mark.parametrize("reason", ["Paused", "NewTemplateFails", "Unschedulable"])
