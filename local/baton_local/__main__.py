@@ -26,7 +26,17 @@ WATCH_S = 2.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    try:
+        options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    except BrokenPipeError:  # of a help text: argparse ignores it from Python 3.11.7 on
+        discard_output()
+        return CLOSED_OUTPUT
+    except SystemExit:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            discard_output()
+        raise
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "up": _up,
         "demo": _demo,

@@ -227,9 +227,11 @@ def test_a_wrong_flag_gets_one_line_and_no_page_of_usage(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status"), [(["version"], 141), (["plan"], 141), (["--help"], 0), (["up", "--help"], 0), ([], 0)]
+    ("arguments", "statuses"),
+    [(["version"], {141}), (["plan"], {141}), (["--help"], {0, 141}), (["up", "--help"], {0, 141}), ([], {0, 141})],
 )
-def test_output_that_nobody_reads_ends_a_command_silently(arguments: list[str], status: int) -> None:
+def test_output_that_nobody_reads_ends_a_command_silently(arguments: list[str], statuses: set[int]) -> None:
+    """Newer versions of argparse ignore that a help text cannot be written."""
     code = f"import os, sys; from baton_local.__main__ import main; sys.stdin.read(); sys.exit(main({arguments!r}))"
     read, write = os.pipe()
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=write, stderr=subprocess.PIPE)
@@ -237,7 +239,7 @@ def test_output_that_nobody_reads_ends_a_command_silently(arguments: list[str], 
     os.close(read)  # nobody reads from here on
     _, errors = child.communicate(b"", timeout=120)
     assert errors == b""
-    assert child.returncode == status
+    assert child.returncode in statuses
 
 
 def test_a_connection_that_breaks_is_no_closed_output(capsys: pytest.CaptureFixture[str]) -> None:

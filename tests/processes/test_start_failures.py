@@ -135,7 +135,7 @@ def cases(folder: Path, taken_port: int) -> list[Start]:
         Start("bad-address", worker(listen="nowhere"), ("listen", "nowhere")),
         Start("ranks-that-no-model-allows", worker(tensor_parallel="9"), ("tensor-parallel", "9", "8")),
         Start("ranks-that-do-not-divide", worker(tensor_parallel="3"), ("tensor-parallel", "3", "heads", "1, 2, 4")),
-        Start("ranks-on-gpus", worker(tensor_parallel="2", device="cuda"), ("tensor-parallel", "cuda")),
+        Start("ranks-on-gpus", worker(tensor_parallel="2", device="cuda"), ("device", "cuda")),
         Start(
             "truncated-weights-of-ranks",
             worker(tensor_parallel="2", model=model("j", truncate)),

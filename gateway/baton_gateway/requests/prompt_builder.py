@@ -150,8 +150,11 @@ class PromptBuilder:
             async with asyncio.TaskGroup() as both:
                 compiling = both.create_task(self._compile(live, shape))
                 encoded = await self._encode(live, text, limits)
-        except* RefusedError as refusals:
-            raise refusals.exceptions[0] from None
+        except ExceptionGroup as group:  # what except* raises is in a group again before Python 3.11.4
+            refusal = next((error for error in group.exceptions if isinstance(error, RefusedError)), None)
+            if refusal is None or group.split(RefusedError)[1] is not None:
+                raise
+            raise refusal from None
         return encoded, compiling.result()
 
     async def _encode(self, live: LiveRequest, text: TextModel, limits: ModelLimits) -> list[bytes]:

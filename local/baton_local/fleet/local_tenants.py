@@ -74,7 +74,7 @@ class LocalTenants:
             former.unlink()
         self._saved = _read_usage(folder)
         self.counts: MonthCounts = read_counts(self._saved, time.time())
-        """What the tenants used this month."""
+        """The tokens that the tenants used this month."""
         self._saved_s = self._looked_s
         self.save()
         self._write(read_tenants(manifest))

@@ -177,8 +177,11 @@ def _score(label: str, service: ServedModel, passages: list[str], answer_tokens:
         bar.at(0)
         try:
             return asyncio.run(score(service, passages, answer_tokens, done))
-        except* LocalError as errors:
-            raise errors.exceptions[0] from None
+        except ExceptionGroup as group:  # what except* raises is in a group again before Python 3.11.4
+            failure = next((error for error in group.exceptions if isinstance(error, LocalError)), None)
+            if failure is None or group.split(LocalError)[1] is not None:
+                raise
+            raise failure from None
 
 
 def _resolve(text: str, options: argparse.Namespace, folder: Path) -> ServedModel | Path:

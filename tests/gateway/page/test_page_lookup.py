@@ -237,7 +237,7 @@ async def test_no_key_prompt_or_answer_is_in_anything_that_the_page_gets(
         for query in ("", "?id=alices-request"):
             texts.append(json.dumps(await data(shared, http, key, query), ensure_ascii=False))
     texts.append((await shared.server.page.parts()).decode())
-    texts += [kept.trail.decode("latin-1") for kept in shared.server.relay.records.latest()]
+    texts += [bytes(kept.trail).decode("latin-1") for kept in shared.server.relay.records.latest()]
     async with http.get(shared.url("/metrics")) as got:
         texts.append(await got.text())
     assert len(texts) > 12

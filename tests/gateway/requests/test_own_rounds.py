@@ -26,7 +26,7 @@ class Fleet:
         self.sent: list[tuple[bytes, Holding]] = []
         for epoch in epochs:
             hello = SimpleNamespace(
-                epoch=epoch, role=Role.PREFILL, fingerprint=PRINT, max_context_tokens=9, encoding=None
+                epoch=epoch, role=Role.PREFILL, fingerprint=PRINT, max_context_tokens=9, encoding=None, blocks_total=9
             )
             text = cast(Any, SimpleNamespace(longest_token_bytes=None))
             worker = LinkedWorker(
