@@ -167,6 +167,7 @@ class GatewayServer:
             ttft_minute=self.metrics.ttft.minute.sketch(now).data(),
             tpot_minute=self.metrics.tpot.minute.sketch(now).data(),
             tenants=self._admission.tenant_loads(),
+            unserved_minute=self.metrics.unserved_minute.sketch(now).count,
         )
 
     def health_problems(self) -> list[HealthProblem]:

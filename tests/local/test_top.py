@@ -102,6 +102,28 @@ def test_each_missed_target_names_its_pool() -> None:
     assert limited_by(seen_with(ttft_minute=Sketch(), tpot_minute=Sketch())) is None
 
 
+def test_requests_that_were_refused_or_failed_miss_the_first_token() -> None:
+    seen = seen_with(ttft_minute=sketch(*[100] * 80), tpot_minute=sketch(10), unserved_minute=20, waiting=3)
+    limit = limited_by(seen)
+    assert limit is not None
+    assert limit.startswith("prefill: TTFT p95 ")
+    assert limit.endswith("20 of 100 requests were refused or failed")
+    rows = {line.split()[0]: line.split() for line in as_text(seen).splitlines() if line.strip()}
+    assert rows["TTFT"][-3:] == ["80.0", "%", "100"]
+    assert rows["TPOT"][-3:] == ["100.0", "%", "1"], "a refused request has no gap between tokens"
+    data = as_json(seen)
+    assert (data["unserved"], data["slo"]["ttft"]["within"]) == (20, 0.8)  # type: ignore[index]
+
+
+def test_a_few_refused_requests_leave_the_target_met() -> None:
+    assert limited_by(seen_with(ttft_minute=sketch(*[100] * 98), tpot_minute=Sketch(), unserved_minute=2)) is None
+
+
+def test_a_deployment_that_refuses_every_request_is_limited_by_prefill() -> None:
+    limit = limited_by(seen_with(ttft_minute=Sketch(), tpot_minute=Sketch(), unserved_minute=7))
+    assert limit == "prefill: TTFT p95 unknown, target 500.0 ms; 7 of 7 requests were refused or failed"
+
+
 def test_what_is_not_known_is_null_and_no_zero() -> None:
     silent = Observation(RECORD, ((PREFILL, None), (DECODE, None)), GATEWAY, GatewayState())
     data = as_json(silent)

@@ -6,7 +6,7 @@ A tenant's document is made of parts and records that were asked for it alone, s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,7 @@ def _models(inputs: PageInputs) -> list[str]:
 def _installation(inputs: PageInputs) -> dict[str, Any]:
     parts = inputs.parts
     workers = sorted(_workers(parts), key=lambda worker: (worker.role, worker.address))
-    slots = merge_slots(part.slots for part in parts)
+    slots, history = merge_slots(part.slots for part in parts), _history(inputs)
     minute = [slot for slot in slots if slot.number > int(inputs.now_s / SLOT_S) - MINUTE_SLOTS]
     return {
         "processes": [
@@ -158,10 +158,10 @@ def _installation(inputs: PageInputs) -> dict[str, Any]:
                 sum(slot.sequences for slot in minute),
             ),
         },
-        "pools": [_pool(role, [w for w in workers if w.role == role]) for role in sorted({w.role for w in workers})],
+        "pools": list(_pools(workers, _wanted(history))),
         "workers": [msgspec.to_builtins(worker) | {"kv_used": _kv_used([worker])} for worker in workers],
         "series": _series(slots, inputs),
-        "history": _history(inputs),
+        "history": history,
     }
 
 
@@ -181,11 +181,25 @@ def _latency(sketches: Iterable[SketchData], target_s: float | None, in_time: in
     return percentiles | {"target_s": target_s, "within": within, "observations": observations}
 
 
-def _pool(role: str, workers: Sequence[PageWorker]) -> dict[str, Any]:
+def _wanted(history: Any) -> Mapping[str, int]:
+    """Return how many workers each pool is to have, by the history; empty: not announced."""
+    return (history or {}).get("wanted") or {}
+
+
+def _pools(workers: Sequence[PageWorker], wanted: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Yield each pool, also one that is to have workers while none is linked."""
+    for role in sorted({worker.role for worker in workers} | {role for role, count in wanted.items() if count}):
+        yield _pool(role, [worker for worker in workers if worker.role == role], wanted.get(role))
+
+
+def _pool(role: str, workers: Sequence[PageWorker], wanted: int | None) -> dict[str, Any]:
+    live = sum(worker.state == "live" for worker in workers)
     return {
         "role": role,
         "workers": len(workers),
-        "live": sum(worker.state == "live" for worker in workers),
+        "live": live,
+        "wanted": wanted,
+        "missing": None if wanted is None else max(0, wanted - live),
         "running": _sum(worker.running for worker in workers),
         "waiting": _sum(worker.waiting for worker in workers),
         "waiting_tokens": _sum(worker.waiting_tokens for worker in workers),

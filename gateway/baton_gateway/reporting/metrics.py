@@ -100,6 +100,8 @@ class GatewayMetrics:
         self.telemetry = LoadTelemetry()
         self.series = LoadSeries(ttft_s, tpot_s)
         self.cache_use = CacheUse()
+        self.unserved_minute = RecentSketch()
+        """A value for each request of the last minute that more workers would have served, or that failed."""
         self._make_histograms(registry)
         self._make_counters(registry)
         self._make_gauges(registry)
@@ -124,8 +126,14 @@ class GatewayMetrics:
         """
         if is_demand:
             self.telemetry.refused()
+            self.unserved_minute.add(0.0, now)
         self._requests[Outcome.REFUSED].inc()
         self.series.count_end(Outcome.REFUSED, 0, 0, now)
+
+    def unserved(self, now: float) -> None:
+        """A request failed, or was refused after it had been accepted."""
+        self.telemetry.unserved()
+        self.unserved_minute.add(0.0, now)
 
     def admitted(self, times: RequestTimes, now: float) -> None:
         self._queue.observe(now - times.arrived_s)
@@ -173,7 +181,9 @@ class GatewayMetrics:
         if outcome is Outcome.FINISHED:
             self._e2e.observe(now - times.arrived_s)
         if outcome is Outcome.CANCELLED and not times.has_token:
-            self.ttft.recent.add(now - times.arrived_s)  # a lower bound of its wait
+            waited_s = now - times.arrived_s  # a lower bound of its wait
+            self.ttft.recent.add(waited_s)
+            self.ttft.minute.add(waited_s, now)
         for choice, tokens in times.tokens.items():
             self.telemetry.output(now, times.prompt_tokens, tokens)
             if tokens > 1:

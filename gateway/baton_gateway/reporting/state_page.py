@@ -67,6 +67,8 @@ class ProcessReport(msgspec.Struct, frozen=True):
     tpot_minute: SketchData = SketchData()
     tenants: dict[str, tuple[int, int]] = {}
     """Running and waiting sequences of the tenants that have some."""
+    unserved_minute: int = 0
+    """Requests of the last minute that failed, or were refused for want of workers."""
 
 
 def worker_report(worker: LinkedWorker) -> WorkerReport:
@@ -110,6 +112,7 @@ def state_body(processes: Sequence[ProcessReport]) -> bytes:
             "workers": sorted(workers.values(), key=lambda worker: (worker.role, worker.address)),
             "tenants": _tenants([process.tenants for process in processes]),
             "cache": _cache([process.cache for process in processes]),
+            "last_minute": {"unserved": sum(process.unserved_minute for process in processes)},
             "latency": {
                 "ttft": _latency(
                     merged(process.ttft for process in processes),

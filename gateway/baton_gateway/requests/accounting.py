@@ -48,7 +48,7 @@ def count_end(metrics: GatewayMetrics, load: ModelLoad, live: LiveRequest, actio
     )
     metrics.ended(live.times, action.outcome, totals, now)
     if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
-        metrics.telemetry.unserved()
+        metrics.unserved(now)
     load.remove(live.ticket, now)
     if action.outcome is Outcome.FINISHED and live.prompts and not live.is_encoded:
         load.record_output(completion_tokens / (len(live.prompts) * options.n))

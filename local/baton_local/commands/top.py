@@ -27,9 +27,10 @@ def as_json(seen: Observation) -> dict[str, object]:
         "limited_by": limited_by(seen),
         "pools": {role: _pool(role, seen) for role in record.roles},
         "slo": {
-            "ttft": _attainment(gateway.ttft_minute, record.ttft),
+            "ttft": _attainment(gateway.ttft_minute, record.ttft, gateway.unserved_minute or 0),
             "tpot": _attainment(gateway.tpot_minute, record.tpot),
         },
+        "unserved": gateway.unserved_minute,
         "queue": {
             "gateway": gateway.waiting,
             "workers": _sum(None if state is None else state.waiting for _, state in seen.workers),
@@ -69,7 +70,7 @@ def as_text(seen: Observation) -> str:
         table(
             ("TARGET", "AIM", "LAST MINUTE", "WITHIN", "OBSERVATIONS"),
             [
-                _target_row("TTFT", gateway.ttft_minute, record.ttft),
+                _target_row("TTFT", gateway.ttft_minute, record.ttft, gateway.unserved_minute or 0),
                 *([_target_row("TPOT", gateway.tpot_minute, record.tpot)] if "decode" in record.roles else []),
             ],
         ),
@@ -92,15 +93,18 @@ def limited_by(seen: Observation) -> str | None:
     """The pool that keeps requests from their targets, with the figure; None: none does, as far as is known.
 
     Decode sets the time between tokens. Prefill sets the time to the first one, unless requests wait at the gateway.
-    Workers that are missing are named, and so is a pool that sizing finds large enough.
+    A request that was refused or failed got no first token. Workers that are missing are named, and so is a pool that
+    sizing finds large enough.
     """
     gateway, record = seen.seen_by_gateway, seen.record
     limits = []
-    if is_met(gateway.ttft_minute, record.ttft) is False:
+    unserved = gateway.unserved_minute or 0
+    if _is_missed(gateway.ttft_minute, record.ttft, unserved):
         queue = f"the gateway's queue ({gateway.waiting} waiting)"
-        pool = queue if gateway.waiting else _with_state("prefill", seen)
-        limits.append(f"{pool}: TTFT {_reached(gateway.ttft_minute, record.ttft)}")
-    if is_met(gateway.tpot_minute, record.tpot) is False:
+        is_queue = gateway.waiting and not unserved
+        pool = queue if is_queue else _with_state("prefill", seen)
+        limits.append(f"{pool}: TTFT {_reached(gateway.ttft_minute, record.ttft, unserved)}")
+    if _is_missed(gateway.tpot_minute, record.tpot):
         limits.append(f"{_with_state('decode', seen)}: TPOT {_reached(gateway.tpot_minute, record.tpot)}")
     return "; ".join(limits) or None
 
@@ -121,9 +125,26 @@ def _with_state(role: str, seen: Observation) -> str:
     return f"{role} ({notes[0]})" if notes else role
 
 
-def _reached(sketch: Sketch, target: TargetRecord) -> str:
-    reached = milliseconds(sketch.quantile(target.percentile / 100))
-    return f"p{target.percentile:g} {reached}, target {milliseconds(target.target_s)}"
+def _is_missed(sketch: Sketch, target: TargetRecord, unserved: int = 0) -> bool:
+    """True if too few requests were in time; one that was not served is late."""
+    if not unserved:
+        return is_met(sketch, target) is False
+    within = _within(sketch, target, unserved)
+    return within is not None and within < target.percentile / 100
+
+
+def _within(sketch: Sketch, target: TargetRecord, unserved: int = 0) -> float | None:
+    """The share of requests within a target; None: there was none."""
+    total = sketch.count + unserved
+    return (sketch.share_within(target.target_s) or 0.0) * sketch.count / total if total else None
+
+
+def _reached(sketch: Sketch, target: TargetRecord, unserved: int = 0) -> str:
+    reached = milliseconds(sketch.quantile(target.percentile / 100)) if sketch.count else "unknown"
+    text = f"p{target.percentile:g} {reached}, target {milliseconds(target.target_s)}"
+    if not unserved:
+        return text
+    return f"{text}; {unserved} of {sketch.count + unserved} requests were refused or failed"
 
 
 def _of_pool(role: str, seen: Observation) -> list[Pair]:
@@ -157,21 +178,21 @@ def _pool_rows(seen: Observation) -> Iterator[tuple[object, ...]]:
         yield role, ready, pool["wanted"], limits, pool["running"], pool["waiting"], _percent(used)
 
 
-def _attainment(minute: Sketch, target: TargetRecord) -> dict[str, object]:
+def _attainment(minute: Sketch, target: TargetRecord, unserved: int = 0) -> dict[str, object]:
     reached = minute.quantile(target.percentile / 100)
     return {
         "target_ms": round(target.target_s * 1e3, 3),
         "percentile": target.percentile,
         "reached_ms": None if reached is None else round(reached * 1e3, 3),
-        "within": minute.share_within(target.target_s),
-        "count": minute.count,
+        "within": _within(minute, target, unserved),
+        "count": minute.count + unserved,
     }
 
 
-def _target_row(name: str, minute: Sketch, target: TargetRecord) -> tuple[object, ...]:
+def _target_row(name: str, minute: Sketch, target: TargetRecord, unserved: int = 0) -> tuple[object, ...]:
     aim = f"p{target.percentile:g} {milliseconds(target.target_s)}"
     reached = milliseconds(minute.quantile(target.percentile / 100))
-    return name, aim, reached, _percent(minute.share_within(target.target_s)), minute.count
+    return name, aim, reached, _percent(_within(minute, target, unserved)), minute.count + unserved
 
 
 def _queue_line(seen: Observation) -> str:

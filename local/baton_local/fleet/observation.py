@@ -97,6 +97,8 @@ class GatewayState:
     waiting: int | None = None
     tenants: tuple[ObservedTenant, ...] = ()
     """Tenants that have sequences, the ones with the most first."""
+    unserved_minute: int | None = None
+    """Requests of the last minute that failed, or were refused for want of workers; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,14 @@ def merge_gateways(pages: Sequence[Mapping[str, object]]) -> GatewayState:
         sum(process.requests_running for process in processes),
         sum(process.requests_waiting for process in processes),
         _merge_tenants(tenant for state in states for tenant in state.tenants),
+        _sum_unserved([state.last_minute for state in states]),
     )
+
+
+def _sum_unserved(minutes: Sequence[_Minute | None]) -> int | None:
+    """The sum of what is known; None: no gateway reports it."""
+    known = [minute.unserved for minute in minutes if minute is not None]
+    return sum(known) if known else None
 
 
 def _merge_cache(uses: Sequence[ObservedCacheUse]) -> ObservedCacheUse | None:
@@ -195,6 +204,10 @@ class _GatewayProcess(msgspec.Struct, frozen=True):
     requests_waiting: int
 
 
+class _Minute(msgspec.Struct, frozen=True):
+    unserved: int
+
+
 class _GatewayPage(msgspec.Struct, frozen=True):
     """The part of the gateway's `/state` that is shown."""
 
@@ -203,6 +216,7 @@ class _GatewayPage(msgspec.Struct, frozen=True):
     processes: tuple[_GatewayProcess, ...] = ()
     tenants: tuple[ObservedTenant, ...] = ()
     cache: ObservedCacheUse | None = None
+    last_minute: _Minute | None = None
 
 
 def _minute(latency: _Latency | None) -> _Distribution | None:

@@ -257,10 +257,13 @@ async def test_when_all_workers_leave_requests_are_refused(client: HttpClient, g
     assert (await client.refused(CHAT))[0] == 503
 
 
-async def test_a_stream_that_failed_before_its_first_token_is_an_ordinary_error(client: HttpClient) -> None:
+async def test_a_stream_that_failed_before_its_first_token_is_an_ordinary_error(
+    client: HttpClient, gateway: RunningGateway
+) -> None:
     client.pool.prefill[0].fail_next = [Reason.NO_CAPACITY] * 3
     status, error = await client.refused(CHAT, stream=True)
     assert (status, error["type"], error["code"]) == (429, "rate_limit_error", "no_capacity")
+    assert gateway.server.report().unserved_minute == 1
 
 
 async def test_a_stream_that_fails_later_ends_with_an_error_event_and_no_done(

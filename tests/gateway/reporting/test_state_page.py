@@ -29,6 +29,12 @@ async def test_held_bytes_and_tasks_are_back_once_nothing_is_at_work(
     await until(lambda: gateway.server.report().tasks <= before.tasks)
 
 
+def test_unserved_requests_of_all_processes_are_added() -> None:
+    nothing = Sketch().data()
+    reports = [ProcessReport(pid, "", 0, 0, 0, 0, (), nothing, nothing, unserved_minute=2) for pid in (1, 2)]
+    assert json.loads(state_body(reports))["last_minute"] == {"unserved": 4}
+
+
 def test_tenants_of_all_processes_are_listed_with_the_most_sequences_first() -> None:
     nothing = Sketch().data()
     reports = [

@@ -137,6 +137,9 @@ function figures(data) {
   if (silent) tiles.push(["Silent", count(silent), "gateway processes: figures lack their part"]);
   const replicas = data.silent_replicas ?? [];
   if (replicas.length) tiles.push(["Silent replicas", count(replicas.length), replicas.join("; ")]);
+  for (const pool of data.pools.filter((row) => row.missing)) {
+    tiles.push([`Missing: ${pool.role}`, count(pool.missing), `of ${pool.wanted} workers: starting, silent or lost`]);
+  }
   return tiles.map(([name, value, note]) =>
     element("div", { class: "tile" }, element("span", { class: "name" }, name), element("strong", {}, value),
       element("span", { class: "muted" }, note)),
@@ -151,7 +154,7 @@ function target(latency) {
 
 function pools(data) {
   const rows = data.pools.map((pool) => [
-    pool.role, `${pool.live} of ${pool.workers}`, count(pool.running), count(pool.waiting), count(pool.waiting_tokens),
+    pool.role, `${pool.live} of ${Math.max(pool.workers, pool.wanted ?? 0)}`, count(pool.running), count(pool.waiting), count(pool.waiting_tokens),
     meter(pool.kv_used, percent(pool.kv_used), 0.9), rate(pool.tokens_per_s),
   ]);
   const columns = ["Pool", "Live", "Running", "Waiting", "Waiting tokens", "KV used", "Rate"];
