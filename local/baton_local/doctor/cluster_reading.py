@@ -128,7 +128,10 @@ def _ask(connection: KubeConnection, limit_s: float, method: str, path: str, bod
         error.close()
         raise ClusterRefusal(f"{path}: {error.code} {error.reason}", error.code) from error
     except (OSError, http.client.HTTPException) as error:
-        raise ClusterRefusal(f"{connection.server}: {getattr(error, 'reason', error)}") from error
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, TimeoutError):
+            reason = f"no answer within {limit_s:g} s"
+        raise ClusterRefusal(f"{connection.server}: {reason}") from error
     try:
         decoded = msgspec.json.decode(content, type=dict[str, Any])
     except msgspec.DecodeError as error:
