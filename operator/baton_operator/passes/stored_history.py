@@ -108,10 +108,12 @@ class HistoryBook:
         return kept.stored.history
 
     async def write(self, seen: Snapshot, deployment: LLMDeployment) -> float | None:
-        """Write a history that has changed, or whose object was deleted. Returns the seconds until it may be written,
+        """Write a history that has changed, or that somebody deleted. Returns the seconds until it may be written,
         if that is later; else None. A refused write loses nothing: the next pass tries it again."""
         kept, now = self._kept[seen.owner.uid], self._clock()
-        if _is_same(kept.stored, kept.written) and history_name(seen.key.name) in seen.live_records:
+        live = seen.live_records.get(history_name(seen.key.name))
+        is_there = live is not None and HISTORY_ANNOTATION in annotations_of(live)
+        if _is_same(kept.stored, kept.written) and is_there:
             return None
         if now < kept.write_at_s:
             return kept.write_at_s - now
