@@ -24,7 +24,7 @@ from baton_control.history_facts import (
 from baton_control.names import history_name
 from baton_control.spec.api import LLMDeployment
 from baton_operator.kube.kube_api import KubeError
-from baton_operator.kube.object_fields import Manifest, annotations_of, mapping
+from baton_operator.kube.object_fields import Manifest, annotations_of, is_controlled, mapping
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.metadata import object_head
 from baton_operator.passes.apply import Applier, NameTaken, desired_object
@@ -112,8 +112,10 @@ class HistoryBook:
         if that is later; else None. A refused write loses nothing: the next pass tries it again."""
         kept, now = self._kept[seen.owner.uid], self._clock()
         live = seen.live_records.get(history_name(seen.key.name))
-        is_there = live is not None and HISTORY_ANNOTATION in annotations_of(live)
-        if _is_same(kept.stored, kept.written) and is_there:
+        is_whole = (
+            live is not None and HISTORY_ANNOTATION in annotations_of(live) and is_controlled(live, seen.owner.uid)
+        )
+        if _is_same(kept.stored, kept.written) and is_whole:
             return None
         if now < kept.write_at_s:
             return kept.write_at_s - now
