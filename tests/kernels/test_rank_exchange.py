@@ -118,9 +118,12 @@ def test_a_rank_that_does_not_arrive_is_lost_for_good(triton_device: str) -> Non
     assert is_lost(regions.of(0))
 
 
-def test_a_signal_of_the_turn_before_is_not_enough(triton_device: str) -> None:
+@pytest.mark.parametrize("turns_ago", [1, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 2])
+def test_a_signal_of_a_turn_before_is_not_enough(triton_device: str, turns_ago: int) -> None:
+    """Programs that small exchanges do not need signal nothing meanwhile: 2^30 turns are half a day of decode steps."""
     parts = parts_of(2, (3, 40), torch.float32, triton_device)
-    regions = RankRegions(2, triton_device, turn=5)
-    regions.signals(0).fill_(2 * 4 + 2)
+    turn = wrapped(5 + turns_ago)
+    regions = RankRegions(2, triton_device, turn)
+    regions.signals(0).fill_(2 * 5 + 2)
     rank_sum(parts[0], regions.of(0))
     assert is_lost(regions.of(0))

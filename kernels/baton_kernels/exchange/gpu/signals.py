@@ -3,6 +3,10 @@
 Program p of a rank signals program p of every other rank, and waits for theirs. A signal is the number of the turn,
 doubled, and whether it is the turn's first or second; numbers only grow, and wrap around. A release by the whole
 system makes a program's writes visible to the program that acquires its signal, on another GPU too.
+
+Small exchanges leave out the last programs, which then signal nothing: what another rank signalled last may be of any
+turn before. No rank is more than one turn ahead of another, whose signal the first program of every turn awaits. So a
+signal counts if it is of the awaited number or at most MOST_AHEAD more, and numbers may wrap around in between.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -19,6 +23,8 @@ _MAX_RANKS: tl.constexpr = tl.constexpr(MAX_RANKS)
 _SIGNAL_BYTES: tl.constexpr = tl.constexpr(SIGNAL_BYTES)
 _SLOT_BYTES: tl.constexpr = tl.constexpr(SLOT_BYTES)
 _HALF_BYTES: tl.constexpr = tl.constexpr(2 * SLOT_BYTES)
+MOST_AHEAD: tl.constexpr = tl.constexpr(2)
+"""From a turn's first signal to that of the next turn."""
 
 
 @triton.jit
@@ -42,11 +48,11 @@ def meet(addresses_ptr, state_ptr, number, most_looks, RANK: tl.constexpr, RANKS
     own = tl.load(addresses_ptr + RANK).to(tl.pointer_type(tl.int32)) + program * _MAX_RANKS
     for peer in tl.static_range(RANKS):
         if peer != RANK:
-            behind = tl.atomic_add(own + peer, 0, sem="acquire", scope="sys") - number
-            while (behind < 0) & (looks > 0):
+            ahead = tl.atomic_add(own + peer, 0, sem="acquire", scope="sys") - number
+            while ((ahead < 0) | (ahead > MOST_AHEAD)) & (looks > 0):
                 looks -= 1
-                behind = tl.atomic_add(own + peer, 0, sem="acquire", scope="sys") - number
-            if behind < 0:
+                ahead = tl.atomic_add(own + peer, 0, sem="acquire", scope="sys") - number
+            if (ahead < 0) | (ahead > MOST_AHEAD):
                 tl.store(state_ptr + _PROGRAMS, 1)
     tl.debug_barrier()
 

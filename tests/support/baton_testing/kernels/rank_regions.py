@@ -18,9 +18,6 @@ from baton_kernels.exchange.rank_region import (
     RankRegion,
 )
 
-FAR_AHEAD = 1 << 20
-"""How far ahead of a turn the others' signals are: nothing is waited for."""
-
 
 class RankRegions:
     """Regions on one device, as of a turn in which all other ranks have arrived."""
@@ -55,7 +52,7 @@ class RankRegions:
             if other != rank:
                 put(self.slot(other), part)
                 put(self.slot(other, second=True), _sums_of(other, parts))
-        self.signals(rank).fill_(wrapped(2 * self.turn + FAR_AHEAD))
+        self.signals(rank).fill_(wrapped(2 * self.turn + 2))  # the second signal of the turn
         return call(parts[rank], self.of(rank))
 
 
