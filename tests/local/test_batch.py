@@ -168,6 +168,13 @@ def test_a_file_without_any_request_is_refused_before_the_model_is_loaded(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_without_a_line_is_answered_and_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Found: none of no requests had another answer than a refusal, so the status was that of a batch all refused."""
+    (tmp_path / "in").write_text("\n")
+    assert main(arguments(tmp_path)) == 0
+    assert "has an answer for each of the 0 requests" in capsys.readouterr().err
+
+
 def test_an_interrupted_batch_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [request(f"r{number}", max_tokens=8 + number % 7) for number in range(60)]
     (tmp_path / "in").write_text("".join(json.dumps(request) + "\n" for request in requests))

@@ -60,7 +60,7 @@ class LedgerLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     generated_tokens: Tokens | None = None
     """Tokens that came from workers, where that differs from `output_tokens`."""
     accelerator_seconds: dict[str, float] | None = None
-    """The request's share of the time of workers' steps, by pool; absent, or without a pool: it is not known."""
+    """The request's share of the time of workers' steps, by pool. A pool that reported none is absent."""
     status: Text | None = None
     """`finished`, `failed`, `cancelled` or `interrupted`; absent in an opening line."""
     code: Text | None = None

@@ -26,6 +26,8 @@ class TenantUse(Collector):
     def __init__(self, shares: Callable[[], Mapping[Key, LimitShares]]) -> None:
         self._shares = shares
         self._named: set[Place] = set()
+        self._unnamed: set[Place] = set()
+        """Limits that came when `MAX_NAMED` had series of their own: none of them gets one later."""
 
     def collect(self) -> Iterable[Metric]:
         wanted = CounterMetricFamily(
@@ -33,7 +35,10 @@ class TenantUse(Collector):
         )
         limits = GaugeMetricFamily("baton_tenant_limit", "A tenant's limit by the minute", labels=LABELS)
         rest: dict[tuple[Key, LimitMeasure], float] = {}
-        for key, shares in sorted(self._shares().items()):
+        by_deployment = self._shares()
+        for places in (self._named, self._unnamed):
+            places -= {place for place in places if place[0] not in by_deployment}
+        for key, shares in sorted(by_deployment.items()):
             for (tenant, measure), amount in sorted(shares.wanted.items()):
                 if self._is_named((key, tenant, measure)):
                     wanted.add_metric([*key, tenant, measure.value], amount)
@@ -48,7 +53,10 @@ class TenantUse(Collector):
         yield limits
 
     def _is_named(self, place: Place) -> bool:
-        """Return whether a limit has series of its own. The first ones have, so that none moves to another series."""
-        if len(self._named) < MAX_NAMED:
-            self._named.add(place)
+        """Return whether a limit has series of its own. The first ones have, so that none moves to another series.
+        `OTHERS` never has, since it is the series of the rest."""
+        if place[1] == OTHERS:
+            return False
+        if place not in self._named and place not in self._unnamed:
+            (self._named if len(self._named) < MAX_NAMED else self._unnamed).add(place)
         return place in self._named

@@ -25,7 +25,8 @@ class DeviceTimes:
         self._legs[leg] = max(seconds, self._legs.get(leg, 0.0))
 
     def by_role(self) -> dict[Role, float]:
-        """The sums of all legs. A role of which no worker reported any time is absent: it is not known."""
+        """The sums of all legs. A role of which no worker reported any time is absent: it had no leg, or its report is
+        missing."""
         sums: dict[Role, float] = {}
         for (_, _, role), seconds in self._legs.items():
             sums[role] = sums.get(role, 0.0) + seconds

@@ -256,13 +256,14 @@ class Tenants:
         return self._renew([name for name in limited if name not in self._slots])
 
     def _report_conflicts(self) -> None:
-        """Log each conflict when it begins, and keep them for the operator, which sets the LLMTenants' status."""
-        conflicts = self.conflicts()
+        """Log each conflict when it begins, and keep them for the operator, which sets the LLMTenants' status. Those
+        above the bound of a message are left out of both."""
+        conflicts = self.conflicts()[:MAX_LIMITS]
         known = frozenset(self.reported)
         for conflict in conflicts:
             if conflict not in known:
                 _log.warning("LLMTenant %s: %s is not used: a key file has the same", conflict.tenant, conflict.field)
-        self.reported = conflicts[:MAX_LIMITS]
+        self.reported = conflicts
 
     def _add_keys(self, row: TenantRow) -> None:
         """Add a tenant's keys. A key that another tenant has stays that one's until its shard is renewed."""

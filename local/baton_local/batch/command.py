@@ -31,7 +31,7 @@ def run_batch(options: argparse.Namespace) -> int:
         counts = _counts(options.input, answers)
         if not counts.left:
             _report_nothing_left(options.output, counts)
-            return ALL_REFUSED if counts.refused.total == counts.total else 0
+            return ALL_REFUSED if 0 < counts.total == counts.refused.total else 0
         if answers.done:
             _say(f"{counts.total - counts.left:,} of {counts.total:,} requests are already answered")
             _report_former_refusals(options.output, counts.refused)

@@ -9,7 +9,7 @@ import pytest
 
 from baton_gateway.errors import RefusedError
 from baton_gateway.tenancy.tenants import SHARED_SALT, Tenants
-from baton_wire.messages.operator_link import TenantConflict
+from baton_wire.messages.operator_link import MAX_LIMITS, TenantConflict
 from baton_wire.tenant_table import (
     TenantKey,
     TenantLimits,
@@ -157,6 +157,24 @@ def test_an_llmtenant_that_a_key_file_keeps_out_is_logged_once(
     tenants.apply(shard(3, row("later", "k"), place=1))
     tenants.refresh()
     assert caplog.messages == ["LLMTenant later: metadata.name is not used: a key file has the same"]
+
+
+def test_conflicts_above_the_bound_of_a_message_are_not_logged_at_every_change_of_the_table(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found: each edit of a tenant logged all of them again."""
+    names = [f"team-{number:04}" for number in range(MAX_LIMITS + 10)]
+    (tmp_path / "keys").write_text("".join(f"{name}: key-of-{name}\n" for name in names))
+    tenants = Tenants(tmp_path / "keys", tmp_path / "table")
+    tenants.apply(shard(1, *(row(name) for name in names)))
+    assert len(tenants.reported) == len(caplog.messages) == MAX_LIMITS
+    caplog.clear()
+    tenants.apply(shard(1, row("another"), place=1))
+    assert caplog.messages == []
+    tenants.apply(shard(2, *(row(name) for name in names[1:])))
+    assert caplog.messages == [
+        f"LLMTenant {names[MAX_LIMITS]}: metadata.name is not used: a key file has the same",
+    ]
 
 
 def test_prefixes_are_a_tenants_own_unless_it_shares_them(tmp_path: Path) -> None:
