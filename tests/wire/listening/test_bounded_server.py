@@ -34,14 +34,26 @@ async def serving(limits: ConnectionLimits, handle: bounded_server.Handle = hell
     server = BoundedServer(handle, limits, LOG)
     server.begin(listening)
     server.port = listening.getsockname()[1]  # type: ignore[attr-defined]
+    server.clients = []  # type: ignore[attr-defined]
     try:
         yield server
     finally:
+        for _, writer in server.clients:  # type: ignore[attr-defined]
+            writer.transport.abort()  # left open, it would fail a later test when it is collected
         await server.end(0.1)
 
 
-async def connect(server: Any) -> Streams:
-    return await asyncio.open_connection("127.0.0.1", server.port)
+async def connect(server: Any, source: str = "127.0.0.1") -> Streams:
+    streams = await asyncio.open_connection("127.0.0.1", server.port, local_addr=(source, 0))
+    server.clients.append(streams)
+    return streams
+
+
+def let_time_pass(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Advance the clock of the event loop: what is due meanwhile happens next."""
+    loop = asyncio.get_running_loop()
+    time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + seconds)
 
 
 async def ask(streams: Streams, within_s: float = 5.0) -> bytes:
@@ -91,21 +103,29 @@ async def test_a_full_listener_closes_who_idles_longest_for_who_wants_in(monkeyp
         await close(idle, half, third, fourth)
 
 
-async def test_whoever_is_being_served_is_not_closed_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_server, "EVICTED_AFTER_S", 0.01)
-    go_on = asyncio.Event()
+async def test_a_connection_is_not_closed_for_others_while_its_request_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounded_server, "EVICTED_AFTER_S", 60.0)
+    begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(request: web.BaseRequest) -> web.StreamResponse:
+        begun.set()
         await go_on.wait()
         return web.Response(text="hello")
 
     async with serving(ConnectionLimits(1), slow) as server:
-        first, second = await connect(server), await connect(server)
+        first = await connect(server)
         first[1].write(GET)
+        async with asyncio.timeout(60):
+            await begun.wait()
+        let_time_pass(monkeypatch, 120.0)
+        second = await connect(server)
         with pytest.raises(TimeoutError):
             await ask(second, within_s=0.3)
         go_on.set()
-        assert (await first[0].readline()).startswith(b"HTTP/1.1 200")
+        async with asyncio.timeout(60):
+            assert (await first[0].readline()).startswith(b"HTTP/1.1 200")
         await close(first)
         async with asyncio.timeout(60):
             assert (await second[0].readline()).startswith(b"HTTP/1.1 200")
@@ -120,9 +140,9 @@ async def test_one_address_cannot_take_every_connection() -> None:
         third = await connect(server)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await ask(third)
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, local_addr=("127.0.0.2", 0))
-        assert (await ask((reader, writer))).startswith(b"HTTP/1.1 200")
-        await close(*ours, third, (reader, writer))
+        elsewhere = await connect(server, "127.0.0.2")
+        assert (await ask(elsewhere)).startswith(b"HTTP/1.1 200")
+        await close(*ours, third, elsewhere)
         fresh = await connect(server)
         assert (await ask(fresh)).startswith(b"HTTP/1.1 200")
         await close(fresh)
@@ -131,10 +151,12 @@ async def test_one_address_cannot_take_every_connection() -> None:
 async def test_who_has_all_that_its_address_may_have_gets_in_for_its_own_idle_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounded_server, "EVICTED_AFTER_S", 0.05)
     async with serving(ConnectionLimits(8, per_address=2)) as server:
         idle = [await connect(server) for _ in range(2)]
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(60):
+            while server.num_connections < 2:  # noqa: ASYNC110 - an accept sets no event
+                await asyncio.sleep(0.01)
+        let_time_pass(monkeypatch, 2 * bounded_server.EVICTED_AFTER_S)
         fresh = await connect(server)
         assert (await ask(fresh)).startswith(b"HTTP/1.1 200")
         assert server.num_connections == 2
