@@ -84,7 +84,9 @@ def read_history(live: Manifest) -> StoredHistory:
 
 @dataclass(slots=True)
 class _Kept:
-    stored: StoredHistory
+    stored: StoredHistory = StoredHistory()
+    is_read: bool = False
+    """True: what the live object had is in it. A restored object is the deployment's only when it is adopted."""
     write_at_s: float = 0.0
     """The earliest time of the next write."""
 
@@ -99,10 +101,11 @@ class HistoryBook:
 
     def note(self, seen: Snapshot, present: DeploymentHistory, facts: HistoryFacts, at: float) -> DeploymentHistory:
         """Note what a pass saw, and return the whole history. `at`: the wall clock."""
-        uid = seen.owner.uid
-        kept = self._kept.get(uid)
-        if kept is None:
-            kept = self._kept[uid] = _Kept(read_history(seen.live_records.get(history_name(seen.key.name), {})))
+        kept = self._kept.setdefault(seen.owner.uid, _Kept())
+        live = seen.live_records.get(history_name(seen.key.name))
+        if live is not None and not kept.is_read:
+            former = read_history(live)
+            kept.stored, kept.is_read = merge_history(former, kept.stored.history, former.facts, at), True
         kept.stored = merge_history(kept.stored, present, facts, at)
         return kept.stored.history
 
