@@ -2,12 +2,13 @@
 
 Status, conditions and Pods show only the latest decisions, the present limit and the last end of containers that still
 exist. Here they stay, next to changes of the spec and of the images: 200 changes at most, in less than 120 kB. A
-deployment's history is written when it has changed, at most once a minute. The operator may write this kind anyway, and
-watches it, so that the history needs no right and no read of its own.
+deployment's history is written when it has changed, or when somebody else edited the object, at most once a minute. The
+operator may write this kind anyway, and watches it, so that the history needs no right and no read of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -24,10 +25,10 @@ from baton_control.history_facts import (
 from baton_control.names import history_name
 from baton_control.spec.api import LLMDeployment
 from baton_operator.kube.kube_api import KubeError
-from baton_operator.kube.object_fields import Manifest, annotations_of, is_controlled, mapping
+from baton_operator.kube.object_fields import Manifest, annotations_of, mapping
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.metadata import object_head
-from baton_operator.passes.apply import Applier, NameTaken, desired_object
+from baton_operator.passes.apply import Applied, Applier, NameTaken, desired_object
 from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.template_records import Record
 from baton_wire.deployment_history import ChangeKind, DeploymentHistory, HistoryChange
@@ -83,10 +84,11 @@ def read_history(live: Manifest) -> StoredHistory:
 
 @dataclass(slots=True)
 class _Kept:
-    stored: StoredHistory
-    written: StoredHistory
-    """As the object has it."""
+    stored: StoredHistory = StoredHistory()
+    is_read: bool = False
+    """True: what the live object had is in it. A restored object is the deployment's only when it is adopted."""
     write_at_s: float = 0.0
+    """The earliest time of the next write."""
 
 
 class HistoryBook:
@@ -99,39 +101,28 @@ class HistoryBook:
 
     def note(self, seen: Snapshot, present: DeploymentHistory, facts: HistoryFacts, at: float) -> DeploymentHistory:
         """Note what a pass saw, and return the whole history. `at`: the wall clock."""
-        uid = seen.owner.uid
-        kept = self._kept.get(uid)
-        if kept is None:
-            read = read_history(seen.live_records.get(history_name(seen.key.name), {}))
-            kept = self._kept[uid] = _Kept(read, read)
+        kept = self._kept.setdefault(seen.owner.uid, _Kept())
+        live = seen.live_records.get(history_name(seen.key.name))
+        if live is not None and not kept.is_read:
+            former = read_history(live)
+            kept.stored, kept.is_read = merge_history(former, kept.stored.history, former.facts, at), True
         kept.stored = merge_history(kept.stored, present, facts, at)
         return kept.stored.history
 
     async def write(self, seen: Snapshot, deployment: LLMDeployment) -> float | None:
-        """Write a history that has changed, or that somebody deleted. Returns the seconds until it may be written,
-        if that is later; else None. A refused write loses nothing: the next pass tries it again."""
+        """Make the live object as the history is by now, unless the last write was less than `WRITE_S` ago. Returns the
+        seconds until the next comparison; None: only the next pass compares again. A refused write loses nothing: it is
+        tried again as late."""
         kept, now = self._kept[seen.owner.uid], self._clock()
-        live = seen.live_records.get(history_name(seen.key.name))
-        is_whole = (
-            live is not None and HISTORY_ANNOTATION in annotations_of(live) and is_controlled(live, seen.owner.uid)
-        )
-        if _is_same(kept.stored, kept.written) and is_whole:
-            return None
         if now < kept.write_at_s:
             return kept.write_at_s - now
-        kept.write_at_s = now + WRITE_S
         desired = desired_object(history_manifest(kept.stored, deployment, seen.owner))
-        try:
-            await self._applier.ensure(desired, seen.owner)
-        except (KubeError, NameTaken):
-            return WRITE_S
-        kept.written = kept.stored
-        return None
+        with contextlib.suppress(KubeError, NameTaken):
+            if await self._applier.ensure(desired, seen.owner) is Applied.UNCHANGED:
+                return None
+        kept.write_at_s = now + WRITE_S
+        return WRITE_S
 
     def forget(self, uid: str) -> None:
         """Drop the history of a deployment that is gone."""
         self._kept.pop(uid, None)
-
-
-def _is_same(one: StoredHistory, other: StoredHistory) -> bool:
-    return (one.history.entries, one.facts) == (other.history.entries, other.facts)

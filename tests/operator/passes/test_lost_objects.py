@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from baton_control.names import history_name
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, RECORDS, SECRETS, WORKERS
 from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.kube.object_fields import is_controlled
 from baton_operator.objects.metadata import ADOPT_ANNOTATION
 from baton_operator.passes.plan_writer import LEAVING_S, PlanWriter, WrittenPlan
 from baton_operator.passes.reconcile import Reconciler
+from baton_operator.passes.stored_history import read_history
 from baton_testing.kube.calm_world import play
 from baton_testing.kube.world import NAME, SPACE, World, deployment_body
 
@@ -91,6 +93,36 @@ def test_objects_without_an_owner_are_a_condition_and_an_event_and_an_annotation
         for resource in (WORKERS, SECRETS):
             for manifest in world.store.all(resource, SPACE):
                 assert [owner["uid"] for owner in manifest["metadata"]["ownerReferences"]] == [uid]
+
+    play(script)
+
+
+def test_a_history_that_is_taken_over_later_keeps_what_it_had() -> None:
+    """Passes before the annotation have begun another history, with what shows at the moment."""
+
+    def subjects(world: World) -> set[str]:
+        stored = read_history(world.store.read(RECORDS, SPACE, history_name(NAME)))
+        return {change.subject for change in stored.history.entries}
+
+    async def script(world: World) -> None:
+        world.user_edits("decode.replicas", {"min": 3, "max": 4})
+        await world.settle()
+        before = subjects(world)
+        assert "decode.replicas.max" in before
+        await world.stop()
+        orphan(world)
+        world.start()
+        world.user_applies(decode__replicas={"min": 3, "max": 4})
+        await world.settle()
+        assert degraded(world) == ("True", "NameTaken")
+        assert subjects(world) == before
+        body = deployment_body(decode__replicas={"min": 3, "max": 4})
+        body["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"}
+        world.store.apply(DEPLOYMENTS, body, "kubectl", force=True)
+        await world.settle()
+        uid = world.store.read(DEPLOYMENTS, SPACE, NAME)["metadata"]["uid"]
+        assert is_controlled(world.store.read(RECORDS, SPACE, history_name(NAME)), uid)
+        assert subjects(world) >= {*before, "Degraded True"}
 
     play(script)
 

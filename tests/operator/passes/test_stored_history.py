@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from typing import Any
 
 from baton_control.history_facts import HISTORY_ANNOTATION, HistoryFacts, StoredHistory
 from baton_control.names import Key, history_name
 from baton_operator.kube.kinds import RECORDS
-from baton_operator.kube.object_fields import metadata_of
+from baton_operator.kube.kube_api import Change, Resource
+from baton_operator.kube.labels import DEPLOYMENT_LABEL
 from baton_operator.passes.reconcile import Installation, Reconciler
 from baton_operator.passes.stored_history import WRITE_S, merge_history, read_history
 from baton_testing.kube.campaign import serving
 from baton_testing.kube.clock import wall
+from baton_testing.kube.store import Json
 from baton_testing.kube.world import MASTERS, NAME, PLATFORM, SPACE, Promise, World
 from baton_testing.virtual_time.loop import run_virtual
 from baton_wire.deployment_history import MAX_CHANGES, ChangeKind, DeploymentHistory, make_change
@@ -136,25 +139,48 @@ def test_a_deleted_object_is_written_again_with_all_that_it_had() -> None:
     run_virtual(main())
 
 
-def test_a_deployment_that_changes_all_the_time_is_written_once_a_minute() -> None:
+def test_what_others_edit_in_the_object_is_put_back() -> None:
     async def main() -> None:
         world = World(promise=Promise(), rest=serving())
         world.start()
         await world.settle()
-        began = world.clock()
-        before = versions(world)
-        for number in range(30):
-            world.user_edits("decode.replicas", {"min": 2, "max": 3 + number % 2})
-            await world.settle()
-        minutes = (world.clock() - began) / WRITE_S
-        assert len(versions(world) - before) <= minutes + 2
+        await asyncio.sleep(WRITE_S)
+        before = world.store.read(RECORDS, SPACE, history_name(NAME))["metadata"]
+        for field, name, edit in (
+            ("annotations", HISTORY_ANNOTATION, {}),
+            ("annotations", HISTORY_ANNOTATION, {HISTORY_ANNOTATION: "{}"}),
+            ("labels", "app.kubernetes.io/managed-by", {"app.kubernetes.io/managed-by": "other"}),
+            ("labels", DEPLOYMENT_LABEL, {}),
+        ):
+            edited = world.store.read(RECORDS, SPACE, history_name(NAME))
+            del edited["metadata"][field][name]
+            edited["metadata"][field] |= edit
+            world.store.replace(RECORDS, edited, "kubectl-edit")
+            await asyncio.sleep(2 * WRITE_S)
+            after = world.store.read(RECORDS, SPACE, history_name(NAME))["metadata"]
+            assert after[field] == before[field], (name, edit)
         await world.end()
 
-    def versions(world: World) -> set[str]:
-        assert world.runtime is not None
-        live = world.runtime.caches[RECORDS].get(SPACE, history_name(NAME))
-        seen.add("" if live is None else str(metadata_of(live)["resourceVersion"]))
-        return set(seen)
-
-    seen: set[str] = set()
     run_virtual(main())
+
+
+def test_a_deployment_that_changes_all_the_time_is_written_once_a_minute() -> None:
+    written_at: list[float] = []
+
+    async def main() -> None:
+        world = World(promise=Promise(), rest=serving())
+
+        def note(resource: Resource, change: Change, before: Json | None, after: Json) -> None:
+            if resource == RECORDS and after["metadata"]["name"] == history_name(NAME):
+                written_at.append(world.clock())
+
+        world.store.on_commit.append(note)
+        world.start()
+        for number in range(60):
+            world.user_edits("decode.replicas", {"min": 2, "max": 3 + number % 2})
+            await asyncio.sleep(5.0)
+        await world.end()
+
+    run_virtual(main())
+    assert len(written_at) >= 4
+    assert all(after - before >= WRITE_S for before, after in itertools.pairwise(written_at)), written_at
