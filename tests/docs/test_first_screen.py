@@ -25,7 +25,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_demo_is_followed_by_a_command_that_the_clone_has() -> None:
-    """Found: after `make demo` a reader had no `baton`, and no page said where it is."""
+    """Found: after `make demo` a reader had no `baton`, and no page named its place."""
     first = blocks("sh")[0]
     assert first.index("make demo") < first.index(".venv/bin/baton up examples/tiny-llama") < first.index(" chat ")
     assert (ROOT / "examples" / "tiny-llama").is_dir()

@@ -202,7 +202,7 @@ def test_a_disk_that_is_full_hinders_no_lock(base: Path) -> None:
 
 
 def test_a_start_is_known_before_there_is_a_run_directory(base: Path) -> None:
-    """Found: for the first seconds of `baton up`, `baton ask` said that no deployment is running."""
+    """Found: for the first seconds of `baton up`, `baton ask` failed as if no deployment were running."""
     with announced_start(base):
         assert living_starts(base) == [os.getpid()]
         for name in (None, "chat"):
