@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -84,7 +84,7 @@ def read_history(live: Manifest) -> StoredHistory:
 
 @dataclass(slots=True)
 class _Kept:
-    stored: StoredHistory = StoredHistory()
+    stored: StoredHistory = field(default_factory=StoredHistory)
     is_read: bool = False
     """True: what the live object had is in it. A restored object is the deployment's only when it is adopted."""
     write_at_s: float = 0.0
