@@ -275,7 +275,8 @@ def _multiply(
         c += lines
 
 
-@gluon.jit(do_not_specialize=["ROW_BLOCKS"])
+# With a single line known while compiling, ptxas 12.8 leaves a descriptor of the largest tiles unset.
+@gluon.jit(do_not_specialize=["ROW_BLOCKS", "lines"])
 def _product_kernel(
     x, weight, scale, bias_ptr, out_ptr, table, tiles, features, lines, ROW_BLOCKS, limit, alpha,
     FEATURES: gl.constexpr, AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr, REGISTERS: gl.constexpr,
