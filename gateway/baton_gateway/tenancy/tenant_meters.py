@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.tenancy.token_bucket import TokenBucket
 from baton_wire.messages.operator_link import LimitMeasure, LimitShare, LimitUse
@@ -35,8 +37,7 @@ def limit_of(measure: LimitMeasure, limits: TenantLimits) -> int | None:
             return limits.max_concurrent
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """The cost of one request to its tenant's limits."""
 
     requests: float
