@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -202,7 +202,7 @@ class LiveRequest:
             before = text.counted
             increment = text.push(delivered.ids, delivered.logprobs, delivered.finish)
             if options.returns_token_ids:
-                increment = replace(increment, ids=delivered.ids[: max(0, increment.counted - before)])
+                increment = msgspec.structs.replace(increment, ids=delivered.ids[: max(0, increment.counted - before)])
         if delivered.is_first and (self.scores is not None or self.echoes):
             self._begin_choice(choice, self.prompt_of(choice))
         return increment
