@@ -53,6 +53,10 @@ BENCHES = {
         "bench.serving.gpu_sessions",
         "the same sessions on two GPUs, measured at the client: what keeps both targets, by mode",
     ),
+    "gpu_ranks": (
+        "bench.serving.gpu_ranks",
+        "workers with several ranks on GPUs: hand-overs between degrees, ranks killed under load",
+    ),
     "random_mixes": ("bench.serving.random_mixes", "the same on drawn mixes: `auto` against `always` and `never`"),
     "worker_start": ("bench.serving.worker_start", "until workers are ready, by which kernels are compiled already"),
     "offline": ("bench.serving.offline", "`baton batch`: tokens/s of whole sets, on the CPU or a GPU"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -110,3 +111,15 @@ def test_each_answer_is_one_of_the_three_for_any_load() -> None:
             for coming in (0.0, 1e4, 1e9):
                 decode = side(sessions, queued_tokens=queued, coming_tokens_s=coming)
                 assert place(side(60 - sessions, queued_tokens=10**7 - queued, coming_tokens_s=coming), decode)
+
+
+def test_a_worker_whose_steps_seem_to_take_no_time_has_an_answer_too() -> None:
+    """Where all of a step's time is attributed to the KV that it reads, an idle worker's step is estimated at 0 s."""
+    sides = [
+        ContextSide(sequences, rows_s, TOKEN_S, queued, missing, running_s=running_s, promised_s=promised_s)
+        for sequences, rows_s, queued, missing in product((0, 3), (0.0, 0.02), (0, 5_000), (1, NEW))
+        for running_s, promised_s in ((None, 0.0), (0.0, 0.0), (0.0, 0.01), (0.01, 0.0))
+    ]
+    for prefill, decode in product(sides, repeat=2):
+        for answer_tokens in (None, 1, 200):
+            assert place_context(prefill, decode, OWN_S, TARGETS, answer_tokens) in Placement

@@ -131,7 +131,7 @@ def place_context(
 def _when_landed(side: ContextSide, after_s: float, answer_tokens: int | None) -> ContextSide:
     """The decode worker when KV lands there after `after_s`: part of what runs now has ended by then. What follows
     takes its place, so that steps are not shorter than now."""
-    if side.running_s is None or answer_tokens is None:
+    if side.running_s is None or answer_tokens is None or not side.rows_s:
         return side
     ended = min(1.0, after_s / (answer_tokens * side.rows_s))
     coming_s = max(0.0, side.promised_s - side.running_s)
