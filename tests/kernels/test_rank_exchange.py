@@ -58,6 +58,23 @@ def test_sums_in_two_shots_are_those_in_one(triton_device: str, ranks: int, size
     assert same(RankRegions(ranks, triton_device, turn=1).run(parts, call), rank_sum_reference(parts))
 
 
+@pytest.mark.parametrize("shots", ["one_shot", "two_shot"])
+@pytest.mark.parametrize(("programs", "block"), [(1, 256), (3, 64), (128, 128)])
+def test_sums_are_the_same_however_they_are_launched(triton_device: str, programs: int, block: int, shots: str) -> None:
+    """Programs that were not launched have counted the turn too: the next exchange may need them."""
+    from baton_kernels.exchange.gpu import rank_sum as on_gpu
+
+    def call(x: Tensor, region: RankRegion) -> Tensor:
+        out = torch.full_like(x, float("nan"))
+        getattr(on_gpu, shots)(x, out, region, on_gpu.Launch(programs, block, 4))
+        return out
+
+    parts = parts_of(2, (1000,), torch.float32, triton_device)
+    regions = RankRegions(2, triton_device, turn=6)
+    assert same(regions.run(parts, call), rank_sum_reference(parts))
+    assert regions.states[1].tolist() == [7] * PROGRAMS + [0]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

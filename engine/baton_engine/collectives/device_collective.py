@@ -38,6 +38,15 @@ class DeviceCollective:
     def share(self) -> RankShare:
         return self._share
 
+    @property
+    def device(self) -> torch.device:
+        return self._own.device
+
+    @property
+    def region(self) -> RankRegion:
+        """What the kernels exchange through."""
+        return self._region
+
     def all_reduce(self, x: Tensor) -> Tensor:
         return rank_sum(x, self._region)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 PROGRAMS: Final = 128
-"""Programs of every exchange. A GPU that serves models has room for all of them at once."""
+"""Most programs of an exchange. A GPU that serves models has room for all of them at once."""
 MAX_RANKS: Final = 8
 SLOT_BYTES: Final = 16 << 20
 SIGNAL_BYTES: Final = 4 * PROGRAMS * MAX_RANKS
