@@ -30,9 +30,10 @@ from baton_engine.collectives.shared_memory_collective import CollectiveParts, S
 from baton_engine.ranks.rank_main import end_with_parent
 from baton_engine.ranks.rank_processes import WITHOUT_MULTICAST
 from baton_kernels.dense.rms_norm import add_rms_norm
+from baton_kernels.exchange.gpu.pushed_sum import pushed_sum, pushed_sum_norm
 from baton_kernels.exchange.gpu.rank_sum import Launch, one_shot, two_shot
 from baton_kernels.exchange.gpu.rank_sum_norm import sum_norm
-from baton_kernels.exchange.rank_region import SLOT_BYTES
+from baton_kernels.exchange.rank_region import LANDING_BYTES, SLOT_BYTES
 
 SIZES: Final = (8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 32 << 20)
 HIDDEN: Final = 4_096
@@ -45,6 +46,8 @@ LAUNCHES: Final = tuple(
     for block, warps in ((1_024, 4), (2_048, 4), (2_048, 8), (4_096, 8), (8_192, 16))
 )
 """Ways to launch our sums that are compared."""
+PUSHES: Final = ((512, 4), (1_024, 4), (1_024, 8))
+"""Words of a program and its warps: 128 programs hold the largest pushed sum."""
 NORM_WARPS: Final = (4, 8, 16)
 
 Call = Callable[[Tensor], Tensor]
@@ -150,40 +153,58 @@ class RankTimes:
             torch.cuda.synchronize(self._device)
 
 
-def own_ways(collective: DeviceCollective, size: int) -> Iterator[Way]:
-    """The worker's kernels, as it launches them and otherwise."""
-    region = collective.region
-    rows = size // 2 // HIDDEN
-    weight = torch.ones(HIDDEN, dtype=torch.bfloat16, device=collective.device)
-    residual = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16, device=collective.device)
+class OwnWays:
+    """The worker's kernels, as it launches them and otherwise, for x of one size."""
 
-    def as_rows(norm: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Call:
-        return lambda x: norm(x.view(rows, HIDDEN))[1].view(-1)
+    def __init__(self, collective: DeviceCollective, size: int) -> None:
+        self._collective, self._region, self._size = collective, collective.region, size
+        self._rows = size // 2 // HIDDEN
+        self._weight = torch.ones(HIDDEN, dtype=torch.bfloat16, device=collective.device)
+        self._residual = torch.zeros(self._rows, HIDDEN, dtype=torch.bfloat16, device=collective.device)
 
-    def in_pieces(add_up: Callable[..., None], launch: Launch) -> Call:
+    def all(self) -> Iterator[Way]:
+        collective, parts = self._collective, (self._residual, self._weight, 1e-5)
+        yield Way("all_reduce", collective.all_reduce)
+        yield Way("all_reduce_norm", self._rowwise(lambda x: collective.all_reduce_norm(x, *parts)))
+        yield Way("all_reduce, then norm", self._rowwise(lambda x: add_rms_norm(collective.all_reduce(x), *parts)))
+        for launch in LAUNCHES:
+            text = f"{launch.programs} programs of {launch.block}, {launch.warps} warps"
+            yield Way("one shot", self._in_pieces(one_shot, launch), launch=text)
+            if self._size >= 64 << 10:
+                yield Way("two shots", self._in_pieces(two_shot, launch), launch=text)
+        if self._size <= 4 << 20:
+            for warps in NORM_WARPS:
+                yield Way("sum and norm", self._normed(sum_norm, warps), launch=f"{warps} warps")
+        if self._size <= LANDING_BYTES:
+            for block, warps in PUSHES:
+                yield Way("pushed", self._pushed(block, warps), launch=f"blocks of {block} words, {warps} warps")
+            for warps in NORM_WARPS:
+                yield Way("pushed sum and norm", self._normed(pushed_sum_norm, warps), launch=f"{warps} warps")
+
+    def _rowwise(self, norm: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Call:
+        """The new residual stream, which is the sum: it was zero."""
+        return lambda x: norm(x.view(self._rows, HIDDEN))[1].view(-1)
+
+    def _normed(self, sum_and_norm: Callable[..., tuple[Tensor, Tensor]], warps: int) -> Call:
+        return self._rowwise(lambda x: sum_and_norm(x, self._residual, self._weight, 1e-5, self._region, warps))
+
+    def _in_pieces(self, add_up: Callable[..., None], launch: Launch) -> Call:
         def call(x: Tensor) -> Tensor:
             out = torch.empty_like(x)
-            for piece, target in zip(torch.split(x, SLOT_BYTES // 2), torch.split(out, SLOT_BYTES // 2), strict=True):
-                add_up(piece, target, region, launch)
+            pieces, targets = torch.split(x, SLOT_BYTES // 2), torch.split(out, SLOT_BYTES // 2)
+            for piece, target in zip(pieces, targets, strict=True):
+                add_up(piece, target, self._region, launch)
             return out
 
         return call
 
-    def normed_by(warps: int) -> Call:
-        return as_rows(lambda x: sum_norm(x, residual, weight, 1e-5, region, warps))
+    def _pushed(self, block: int, warps: int) -> Call:
+        def call(x: Tensor) -> Tensor:
+            out = torch.empty_like(x)
+            pushed_sum(x, out, self._region, block, warps)
+            return out
 
-    reduce = collective.all_reduce
-    yield Way("all_reduce", reduce)
-    yield Way("all_reduce_norm", as_rows(lambda x: collective.all_reduce_norm(x, residual, weight, 1e-5)))
-    yield Way("all_reduce, then norm", as_rows(lambda x: add_rms_norm(reduce(x), residual, weight, 1e-5)))
-    for launch in LAUNCHES:
-        text = f"{launch.programs} programs of {launch.block}, {launch.warps} warps"
-        yield Way("one shot", in_pieces(one_shot, launch), launch=text)
-        if size >= 64 << 10:
-            yield Way("two shots", in_pieces(two_shot, launch), launch=text)
-    if size <= 4 << 20:
-        for warps in NORM_WARPS:
-            yield Way("sum and norm", normed_by(warps), launch=f"{warps} warps")
+        return call
 
 
 def foreign_ways(size: int, device: torch.device) -> Iterator[Way]:
@@ -245,7 +266,7 @@ def run_rank(
         torch.cuda.set_device(device)
         collective = DeviceCollective(host, device)
         for size in sizes:
-            time_all(own_ways(collective, size), size)
+            time_all(OwnWays(collective, size).all(), size)
             collective.check()
     else:
         for size in sizes:
