@@ -96,6 +96,10 @@ BENCHES = {
     "flipping": ("bench.sizing.flipping", "workers that change their role under load: seconds, lost requests"),
     "from_zero": ("bench.sizing.from_zero", "a flood of requests on a deployment that sleeps"),
     "gpu": ("bench.engine.gpu", "the engine and its kernels on one GPU, with the targets"),
+    "gpu_ranks": (
+        "bench.engine.gpu_ranks",
+        "ranks with a GPU each: sums between them in µs, steps of whole models, greedy answers against one rank",
+    ),
     "gpu_serving": (
         "bench.serving.gpu_serving",
         "serving on GPUs through gateway and workers: TTFT, TPOT, exact answers",
