@@ -25,6 +25,10 @@ BENCHES = {
         "encoded prompts compared with prompts that draw a token: tokens/s, on the CPU or a GPU",
     ),
     "gateway_cost": ("bench.serving.gateway_cost", "the gateway: processor time per token, requests/s"),
+    "telemetry_cost": (
+        "bench.serving.telemetry_cost",
+        "records and traces on against off: the gateway's processor time per token and request",
+    ),
     "transfer": ("bench.transfer.transports", "the `tcp` transport compared with a plain socket: GB/s"),
     "rank_transfer": ("bench.transfer.ranks", "hand-overs between unequal numbers of ranks, and equal ones: ms"),
     "disaggregation": ("bench.serving.disaggregation", "prefill and decode apart and together: TTFT, TPOT, tokens/s"),

@@ -67,6 +67,7 @@ class Exchange:
         live.trace = self.trace
         if self.trace is not None and self.trace.is_sampled:
             live.times.exemplar = self.trace.exemplar
+            live.life.trace_id = bytes.fromhex(self.trace.trace_id)
         return live
 
     def name_ignored(self, ignored: Sequence[str]) -> None:

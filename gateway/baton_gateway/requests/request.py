@@ -93,6 +93,8 @@ class RequestLife:
         """Attempts that ended without their results and that were not looked at yet."""
         self.flow = request
         """The id under which this request, or all of its tenant's, share one turn at the workers."""
+        self.trace_id: bytes | None = None
+        """The trace that it belongs to; None: it is not sampled."""
         self._request = int.from_bytes(request)
         self._n = n
         self._rules = rules
@@ -229,7 +231,7 @@ class RequestLife:
     def _start_legs(self, run: Run, route: Route, now: float) -> list[Action]:
         prompt, forced = self._prompts[run.prompt], self._forced(run)[: run.base]
         left_s, tpot_s = self.deadline_s - now, self._rules.tpot_s
-        return [*start_legs(run, route, prompt, forced, self._n, left_s, self.flow, tpot_s)]
+        return [*start_legs(run, route, prompt, forced, self._n, left_s, self.flow, tpot_s, self.trace_id)]
 
     def _no_route(self, event: NoRoute, now: float) -> list[Action]:
         run = self._runs.get(event.run)

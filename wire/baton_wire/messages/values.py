@@ -27,6 +27,7 @@ MAX_FRAME_BYTES = 6 << 20
 type fits at its largest, or its sender cuts it up (`Tokens`)."""
 
 RequestId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+TraceId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 """Random, minted by the gateway; never derived from anything that a client sent."""
 
 Epoch = Annotated[bytes, Meta(min_length=16, max_length=16)]
