@@ -57,8 +57,8 @@ BENCHES = {
         "bench.serving.gpu_sessions",
         "the same sessions on two GPUs, measured at the client: what keeps both targets, by mode",
     ),
-    "gpu_ranks": (
-        "bench.serving.gpu_ranks",
+    "gpu_ranked_fleets": (
+        "bench.serving.ranked_fleets",
         "workers with several ranks on GPUs: hand-overs between degrees, ranks killed under load",
     ),
     "random_mixes": ("bench.serving.random_mixes", "the same on drawn mixes: `auto` against `always` and `never`"),

@@ -1,7 +1,7 @@
 """Workers with several ranks, a GPU for each: hand-overs between degrees, and ranks that are killed under load.
 
-    python -m bench gpu_ranks handover --fleets 1:2 2:1 2:2 1:4
-    python -m bench gpu_ranks kills --fleets 1:2,1 2:2 1:4 --seconds 60
+    python -m bench gpu_ranked_fleets handover --fleets 1:2 2:1 2:2 1:4
+    python -m bench gpu_ranked_fleets kills --fleets 1:2,1 2:2 1:4 --seconds 60
 
 A fleet is the degrees of its prefill workers and those of its decode workers: `1:2,1` has one prefill worker of one
 rank, and two decode workers of two ranks and of one. GPUs are given out in order; where they do not suffice, the last
@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("--kv-gib", type=int, default=8, help="a worker's room for KV (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--most-s", type=float, default=float("inf"), help="begin no fleet after this time")
-    parser.add_argument("--out", type=Path, default=FOLDER / "gpu_ranks.json")
+    parser.add_argument("--out", type=Path, default=FOLDER / "gpu_ranked_fleets.json")
     options = parser.parse_args()
     rows: list[dict[str, Cell]] = []
     is_gpu = torch.cuda.is_available()
@@ -321,7 +321,7 @@ def main() -> None:
                 notes.append(f"{fleet} failed: {error}"[:3_000])
                 print(notes[-1], flush=True)
             write(options.out, {"notes": notes, "rows": rows})
-    publish("gpu_ranks", this_machine(), notes, COLUMNS, rows)
+    publish("gpu_ranked_fleets", this_machine(), notes, COLUMNS, rows)
 
 
 if __name__ == "__main__":
