@@ -45,7 +45,7 @@ class DeviceCollective:
 
     @property
     def region(self) -> RankRegion:
-        """What the kernels exchange through."""
+        """The memory that the kernels exchange through."""
         return self._region
 
     def all_reduce(self, x: Tensor) -> Tensor:

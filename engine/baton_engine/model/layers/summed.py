@@ -31,7 +31,7 @@ class SummedProjection:
         return self.collective.all_reduce(self.projection(x))
 
     def part(self, x: Tensor | RoundedRows) -> Tensor:
-        """What this rank adds to the sum."""
+        """This rank's part of the sum."""
         return self.projection(plain(x))
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
@@ -50,7 +50,7 @@ class SummedRounded(ReadsRounded):
         return self.collective.all_reduce(self.projection(x))
 
     def part(self, x: Tensor | RoundedRows) -> Tensor:
-        """What this rank adds to the sum."""
+        """This rank's part of the sum."""
         return self.projection(x)
 
     def product(self, x: Tensor | RoundedRows) -> Tensor:
