@@ -23,6 +23,7 @@ from baton_gateway.batches.batch_run import AnswerLine, CountLines, OwnedBatch, 
 from baton_gateway.batches.batch_store import ActiveBatch, BatchStore
 from baton_gateway.batches.file_store import FileBounds, FileStore
 from baton_gateway.batches.folder import check_batch_folder
+from baton_gateway.batches.line_slots import LineSlots
 from baton_gateway.errors import ends_task
 from baton_wire.listening.complaints import Complaints
 
@@ -86,7 +87,7 @@ class BatchDesk:
     def start(self, answering: AnswerLine) -> None:
         """Begin to work. `answering` answers lines."""
         count: CountLines = self._metrics.batch_lines
-        slots = asyncio.Semaphore(self._concurrency)
+        slots = LineSlots(self._concurrency)
         parts = RunParts(self.files, answering, slots, self._concurrency, count, self._most_lines)
         self._looking = asyncio.create_task(self._look_on(parts), name="batches")
 

@@ -24,6 +24,7 @@ from baton_gateway.batches.batch_store import BatchFolder
 from baton_gateway.batches.file_store import FileStore, StoredFile, is_published, publish
 from baton_gateway.batches.folder import TenantFolder
 from baton_gateway.batches.input_check import check_input
+from baton_gateway.batches.line_slots import LineSlots
 from baton_gateway.batches.lines import BatchLine, answer_line, read_checked_lines, unanswered_line
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class RunParts:
 
     files: FileStore
     answering: AnswerLine
-    slots: asyncio.Semaphore
+    slots: LineSlots
     """Lines of all batches at the workers, or waiting for room there."""
     lines_in_hand: int
     """The most lines of one batch in memory, with those that wait to be tried again."""
@@ -200,7 +201,7 @@ class OwnedBatch:
     async def _answer(self, line: BatchLine, journal: AnswerJournal) -> None:
         wait_s, failures = 1.0, 0
         while True:
-            async with self._parts.slots:
+            async with self._parts.slots.slot(self.record.tenant):
                 answer = await self._parts.answering.answer(self.record.tenant, line)
             failures += answer.status >= 500 and not answer.is_transient
             if not answer.is_transient and (answer.status < 500 or failures >= MAX_FAILURES):

@@ -198,6 +198,17 @@ async def test_a_tenant_whose_lines_wait_holds_no_slots_that_others_could_use(tm
     await service.desk.stop()
 
 
+async def test_a_tenant_whose_lines_take_for_ever_leaves_slots_for_others(tmp_path: Path) -> None:
+    service = Service(tmp_path, Answers(lambda tenant, custom_id: None if tenant == "acme" else DONE), concurrency=8)
+    for _ in range(2):
+        service.begin(50)
+    await until(lambda: len(service.answers.asked) >= 7)
+    other = service.begin(20, "other")
+    record = await service.until_ended(other, "other")
+    assert service.read(record) == (ids(20, "other"), [])
+    await service.desk.stop()
+
+
 async def test_a_line_that_the_server_fails_is_tried_again_and_then_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
