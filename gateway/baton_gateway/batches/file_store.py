@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from baton_gateway.batches.answer_journal import JOURNAL_FILES
 from baton_gateway.batches.folder import FILE_ID, TenantFolder, hold_lock, new_file_id, try_lock, write_whole
 from baton_gateway.batches.refusals import file_not_found, quota_exceeded
 from baton_gateway.errors import RefusedError
@@ -182,6 +183,24 @@ class FileStore:
                 if lock is not None:
                     _unlink_stale(entry, now_s)
                     os.close(lock)
+
+
+def used_bytes(folder: TenantFolder) -> int:
+    """Return the bytes of a tenant's files and of its batches' answers so far. Raises OSError."""
+    used = 0
+    for entry in _entries(folder.files):
+        if entry.name.endswith(".data"):
+            used += _size_of(entry.path)
+    for batch in _entries(folder.batches):
+        used += sum(_size_of(f"{batch.path}/{name}") for name in JOURNAL_FILES)
+    return used
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
 
 
 def publish(folder: TenantFolder, source: Path, file: StoredFile) -> None:
