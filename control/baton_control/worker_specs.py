@@ -23,6 +23,8 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 FLEXIBLE = "baton_flexible_worker"
 MODULES = {Role.PREFILL: "baton_prefill_worker", Role.DECODE: "baton_decode_worker", Role.GATEWAY: "baton_gateway"}
+STAGES = "pipeline-parallel"
+"""Worker flag for stages, which has no field of its own."""
 _PREFILL_UNAVAILABLE = {PrefillUnavailable.FAIL: "fail", PrefillUnavailable.DECODE_LOCALLY: "decode-locally"}
 
 
@@ -105,6 +107,7 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
     flips = deployment.spec.autoscaling.flips
     if flips:
         _require_alike(deployment, site)
+    _refuse_stages(deployment, role, device)
     argv = (site.python, "-m", FLEXIBLE if flips else MODULES[role], *_arguments(deployment, role, pool, site))
     mounts = (Mount("model", site.model_path), Mount("keys", site.keys_path))
     env = (("OMP_NUM_THREADS", str(site.threads or 1)), *CLOSED_ENV)
@@ -207,13 +210,36 @@ def pool_roles(deployment: LLMDeployment) -> tuple[Role, ...]:
     return POOL_ROLES if deployment.spec.model.generates else (Role.PREFILL,)
 
 
+def stages_of(pool: PoolSpec) -> int:
+    """The stages that share out the layers of each worker, by an argument of the pool; 1 where it names none, or none
+    that a worker would take."""
+    values = [argument.value or "" for argument in pool.arguments if argument.name == STAGES]
+    return max(1, int(values[0])) if values and values[0].isascii() and values[0].isdecimal() else 1
+
+
+def _refuse_stages(deployment: LLMDeployment, role: Role, device: Device) -> None:
+    """Raises UnsupportedError for stages where they cannot compute."""
+    if stages_of(pool_spec(deployment, role)) == 1:
+        return
+    if role is Role.DECODE:
+        reason = "a step that decodes needs the token of the step before, so that one stage alone would compute"
+    elif deployment.spec.autoscaling.flips:
+        reason = "workers that flip decode, too"
+    elif device is not Device.CPU:
+        reason = "stages compute on CPUs only"
+    else:
+        return
+    raise UnsupportedError(f"spec.{role}.arguments", f"{STAGES} is not allowed: {reason}: must be absent")
+
+
 def keeps_answers(deployment: LLMDeployment) -> bool:
     """True when prefill workers get the flag to decode prompts that they computed. Not with offloaded layers, for which
-    every token would wait; flexible workers need no flag."""
+    every token would wait, and not with stages; flexible workers need no flag."""
     spec = deployment.spec
     is_wanted = spec.routing.keep_answers and spec.routing.disaggregation is Disaggregation.AUTO
     is_slow = bool(spec.prefill.engine.offloaded_layers) and not spec.prefill.engine.offload_decode
-    return is_wanted and not is_slow and not spec.autoscaling.flips and spec.model.generates
+    is_able = not spec.autoscaling.flips and spec.model.generates and stages_of(spec.prefill) == 1
+    return is_wanted and not is_slow and is_able
 
 
 def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from baton_control.spec.model_source import ModelSource, Scheme, parse_source
 from baton_control.spec.pools import PoolSpec
 from baton_control.spec.resource_quantities import CPUS
 from baton_control.spec.served_model import CacheType
-from baton_control.worker_specs import Device, Site
+from baton_control.worker_specs import Device, Site, stages_of
 from baton_operator.objects.batch_settings import NO_BATCHES, BatchSettings
 from baton_operator.objects.fetch_settings import NO_SETTINGS, FetchSettings
 from baton_operator.objects.network_settings import DEFAULT_NETWORK, NetworkSettings
@@ -214,4 +214,5 @@ def _threads(pool: PoolSpec) -> int | None:
     cpu = pool.resources.cpu
     if cpu is None or pool.accelerator is not None:
         return None
-    return min(max(CPUS.count(cpu) // (1000 * pool.tensor_parallel), 1), MAX_THREADS)
+    ranks = pool.tensor_parallel * stages_of(pool)
+    return min(max(CPUS.count(cpu) // (1000 * ranks), 1), MAX_THREADS)
