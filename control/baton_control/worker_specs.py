@@ -16,6 +16,7 @@ from baton_control.hashes import Revision, content_hash
 from baton_control.spec.api import Disaggregation, LLMDeployment, PrefillUnavailable
 from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsPolicy
 from baton_control.spec.pools import PoolSpec
+from baton_control.spec.prefill_stages import STAGES, objection_to_stages, stages_of
 from baton_control.spec.reserved_env import CLOSED_ENV
 from baton_control.spec.served_model import Dtype, ModelTask
 from baton_control.spec.tensor_parallel import ONE_RANK, supported_degrees
@@ -23,8 +24,6 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 FLEXIBLE = "baton_flexible_worker"
 MODULES = {Role.PREFILL: "baton_prefill_worker", Role.DECODE: "baton_decode_worker", Role.GATEWAY: "baton_gateway"}
-STAGES = "pipeline-parallel"
-"""Worker flag for stages, which has no field of its own."""
 _PREFILL_UNAVAILABLE = {PrefillUnavailable.FAIL: "fail", PrefillUnavailable.DECODE_LOCALLY: "decode-locally"}
 
 
@@ -210,26 +209,13 @@ def pool_roles(deployment: LLMDeployment) -> tuple[Role, ...]:
     return POOL_ROLES if deployment.spec.model.generates else (Role.PREFILL,)
 
 
-def stages_of(pool: PoolSpec) -> int:
-    """The stages that share out the layers of each worker, by an argument of the pool; 1 where it names none, or none
-    that a worker would take."""
-    values = [argument.value or "" for argument in pool.arguments if argument.name == STAGES]
-    return max(1, int(values[0])) if values and values[0].isascii() and values[0].isdecimal() else 1
-
-
 def _refuse_stages(deployment: LLMDeployment, role: Role, device: Device) -> None:
     """Raises UnsupportedError for stages where they cannot compute."""
     if stages_of(pool_spec(deployment, role)) == 1:
         return
-    if role is Role.DECODE:
-        reason = "a step that decodes needs the token of the step before, so that one stage alone would compute"
-    elif deployment.spec.autoscaling.flips:
-        reason = "workers that flip decode, too"
-    elif device is not Device.CPU:
-        reason = "stages compute on CPUs only"
-    else:
-        return
-    raise UnsupportedError(f"spec.{role}.arguments", f"{STAGES} is not allowed: {reason}: must be absent")
+    reason = objection_to_stages(role, flips=deployment.spec.autoscaling.flips, is_on_cpu=device is Device.CPU)
+    if reason is not None:
+        raise UnsupportedError(f"spec.{role}.arguments", f"{STAGES} is not allowed: {reason}: must be absent")
 
 
 def keeps_answers(deployment: LLMDeployment) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jsonschema
 import openai
@@ -13,8 +14,10 @@ import psutil
 import pytest
 
 from baton_testing.engine import tiny_llama
+from baton_testing.processes.baton_up import Up, manifest
 from baton_testing.processes.child_process import orphans_of
 from baton_testing.processes.deployment import Deployment, Shape
+from baton_testing.processes.prepared import Prepared
 
 pytestmark = pytest.mark.processes
 
@@ -98,3 +101,15 @@ def test_a_worker_that_loses_a_stage_ends_and_names_it(deployment: Deployment) -
     os.kill(stages[0].pid, signal.SIGKILL)
     assert orphans_of([process, *stages], ENDS_WITHIN_S) == []
     assert f"stopped because a rank was lost: rank 0 (process {stages[0].pid})" in worker.child.output()
+
+
+def test_stages_of_a_manifest_answer_and_nothing_is_left_of_them(tmp_path: Path, prepared: Prepared) -> None:
+    usual = manifest("staged")
+    usual["spec"]["prefill"] = usual["spec"]["prefill"] | {"arguments": [{"name": "pipeline-parallel", "value": "2"}]}
+    with Up(tmp_path, usual, starts=prepared) as running:
+        running.await_ready()
+        family = running.child.family()
+        assert sum("rank_main" in " ".join(process.cmdline()) for process in family) == 2
+        with openai.OpenAI(base_url=f"{running.endpoint}/v1", api_key="unused", max_retries=0, timeout=120) as client:
+            assert ask(client, QUESTIONS[0]).startswith(expected(QUESTIONS[0]))
+    assert orphans_of(family) == []

@@ -8,8 +8,8 @@ import yaml
 
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
 from baton_control.spec.manifest import parse_object
+from baton_control.spec.prefill_stages import STAGES
 from baton_control.spec.served_model import ModelTask
-from baton_control.worker_specs import STAGES
 from baton_local.fetching.model_argument import deployment_name
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.families.qwen import RANKING_FAMILIES

@@ -12,9 +12,10 @@ from baton_control.names import pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, Scheme, parse_source
 from baton_control.spec.pools import PoolSpec
+from baton_control.spec.prefill_stages import stages_of
 from baton_control.spec.resource_quantities import CPUS
 from baton_control.spec.served_model import CacheType
-from baton_control.worker_specs import Device, Site, stages_of
+from baton_control.worker_specs import Device, Site
 from baton_operator.objects.batch_settings import NO_BATCHES, BatchSettings
 from baton_operator.objects.fetch_settings import NO_SETTINGS, FetchSettings
 from baton_operator.objects.network_settings import DEFAULT_NETWORK, NetworkSettings
