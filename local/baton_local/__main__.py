@@ -220,6 +220,7 @@ def _up_announced(options: argparse.Namespace) -> int:
                 options.kv_memory,
                 options.prefill_tensor_parallel or options.tensor_parallel,
                 options.decode_tensor_parallel or options.tensor_parallel,
+                options.prefill_pipeline_parallel,
             ),
         ),
         cache=open_cache(options.cache, options.cache_size, os.environ),
@@ -243,7 +244,7 @@ def _refuse_model_options(options: argparse.Namespace) -> None:
     """Refuse options of MODEL next to a manifest, which would be ignored. Raises StartError."""
     from baton_local.errors import StartError
 
-    degrees = ("tensor_parallel", "prefill_tensor_parallel", "decode_tensor_parallel")
+    degrees = ("tensor_parallel", "prefill_tensor_parallel", "decode_tensor_parallel", "prefill_pipeline_parallel")
     names = ("served_name", "max_context_tokens", "prefill", "decode", *degrees, "dtype", "kv_memory")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
     if given:
