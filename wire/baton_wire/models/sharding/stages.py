@@ -32,8 +32,8 @@ def stage_shares(layers: int, stages: int) -> tuple[StageShare, ...]:
     >>> [share.layers for share in stage_shares(7, 2)]
     [range(0, 4), range(4, 7)]
     """
-    each, more = divmod(layers, stages)
-    ends = [each * (stage + 1) + min(more, stage + 1) for stage in range(stages)]
+    fewest, more = divmod(layers, stages)
+    ends = [fewest * (stage + 1) + min(more, stage + 1) for stage in range(stages)]
     ranges = map(range, (0, *ends[:-1]), ends)
     return tuple(StageShare(stage, stages, own) for stage, own in enumerate(ranges))
 
