@@ -18,7 +18,6 @@ from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsP
 from baton_control.spec.pools import PoolSpec
 from baton_control.spec.reserved_env import CLOSED_ENV
 from baton_control.spec.served_model import Dtype, ModelTask
-from baton_control.spec.tensor_parallel import ONE_RANK, supported_degrees
 from baton_wire.messages.values import POOL_ROLES, Role
 
 FLEXIBLE = "baton_flexible_worker"
@@ -99,9 +98,6 @@ class WorkerSpec:
 def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec:
     """The worker template of a pool. Raises UnsupportedError for a value that no worker supports yet."""
     pool = pool_spec(deployment, role)
-    device = site.prefill_device if role is Role.PREFILL else site.decode_device
-    if pool.tensor_parallel not in supported_degrees(device is not Device.CPU):
-        raise UnsupportedError(f"spec.{role}.tensorParallel", f"{pool.tensor_parallel} is not allowed: {ONE_RANK}")
     flips = deployment.spec.autoscaling.flips
     if flips:
         _require_alike(deployment, site)
