@@ -25,6 +25,10 @@ BENCHES = {
         "encoded prompts compared with prompts that draw a token: tokens/s, on the CPU or a GPU",
     ),
     "gateway_cost": ("bench.serving.gateway_cost", "the gateway: processor time per token, requests/s"),
+    "telemetry_cost": (
+        "bench.serving.telemetry_cost",
+        "records and traces on against off: the gateway's processor time per token and request",
+    ),
     "transfer": ("bench.transfer.transports", "the `tcp` transport compared with a plain socket: GB/s"),
     "rank_transfer": ("bench.transfer.ranks", "hand-overs between unequal numbers of ranks, and equal ones: ms"),
     "disaggregation": ("bench.serving.disaggregation", "prefill and decode apart and together: TTFT, TPOT, tokens/s"),
@@ -52,6 +56,10 @@ BENCHES = {
     "gpu_sessions": (
         "bench.serving.gpu_sessions",
         "the same sessions on two GPUs, measured at the client: what keeps both targets, by mode",
+    ),
+    "gpu_ranked_fleets": (
+        "bench.serving.ranked_fleets",
+        "workers with several ranks on GPUs: hand-overs between degrees, ranks killed under load",
     ),
     "random_mixes": ("bench.serving.random_mixes", "the same on drawn mixes: `auto` against `always` and `never`"),
     "worker_start": ("bench.serving.worker_start", "until workers are ready, by which kernels are compiled already"),
@@ -92,6 +100,10 @@ BENCHES = {
     "flipping": ("bench.sizing.flipping", "workers that change their role under load: seconds, lost requests"),
     "from_zero": ("bench.sizing.from_zero", "a flood of requests on a deployment that sleeps"),
     "gpu": ("bench.engine.gpu", "the engine and its kernels on one GPU, with the targets"),
+    "gpu_ranks": (
+        "bench.engine.gpu_ranks",
+        "ranks with a GPU each: sums between them in µs, steps of whole models, greedy answers against one rank",
+    ),
     "gpu_serving": (
         "bench.serving.gpu_serving",
         "serving on GPUs through gateway and workers: TTFT, TPOT, exact answers",

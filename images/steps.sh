@@ -19,10 +19,10 @@ fail() { echo "steps.sh: $*" >&2; exit 1; }
 extras() {
   case $1 in
     operator) echo operator ;;
-    gateway) echo gateway,otel ;;
+    gateway) echo gateway,jwt,otel ;;
     worker-cpu) echo worker ;;
     worker-cuda) echo worker,gpu,ucx ;;
-    all) echo operator,gateway,otel,worker ;; # of the local end-to-end tests: one image for every role
+    all) echo operator,gateway,jwt,otel,worker ;; # of the local end-to-end tests: one image for every role
     *) fail "role $1 is not known: must be one of operator, gateway, worker-cpu, worker-cuda, all" ;;
   esac
 }

@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = {
     "operator": ("operator",),
-    "gateway": ("gateway", "otel"),
+    "gateway": ("gateway", "jwt", "otel"),
     "worker-cpu": ("worker",),
     "worker-cuda": ("worker", "gpu", "ucx"),
-    "all": ("operator", "gateway", "otel", "worker"),
+    "all": ("operator", "gateway", "jwt", "otel", "worker"),
     "build": (),
 }
 """Extras of each role, as in images/steps.sh. `build` has the packages for building Baton's own wheel."""

@@ -19,7 +19,7 @@ from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_engine.running.runner import ModelRunner
-from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
+from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, PrefillChunk, Runner, StepPlan
 from baton_wire.messages.values import SamplingParams
 
 GPU: Final = torch.device("cuda")
@@ -143,56 +143,28 @@ class StepTimes:
     """Median that `launch` takes."""
 
 
-class Bench:
-    """Slot s holds blocks s · n … of the pool, whose contents are random."""
+class StepBench:
+    """Timers of the steps of a runner. Slot s holds blocks s · n … of its pool, whose contents are random."""
 
-    def __init__(  # noqa: PLR0913 - a bench of one model: each part names the few it changes
-        self,
-        shape: str,
-        blocks: int,
-        max_slots: int = 256,
-        kv_dtype: torch.dtype = torch.bfloat16,
-        weights: str = "bf16",
-        masks: RowMasks | None = None,
-        *,
-        decodes: bool = True,
-        offloaded: int = 0,
+    def __init__(
+        self, runner: Runner, blocks: int, groups: int, block_tokens: int = BLOCK_TOKENS, vocabulary: int = 100_000
     ) -> None:
-        begin = time.perf_counter()
-        config = Path(tempfile.mkdtemp()) / "config.json"
-        config.write_text(json.dumps({**SHAPES[shape], **WEIGHTS[weights]}))
-        self.loaded: LoadedModel = load_model(f"random://{config}", torch.bfloat16, GPU, offloaded=offloaded)
-        self.weight_bytes = torch.cuda.memory_allocated()
-        self.blocks = blocks
-        geometry = kv_geometry(self.loaded.config, kv_dtype, BLOCK_TOKENS)
-        self.pool = KvPool(geometry, blocks, kv_dtype, GPU)
-        for block in self.pool.tensor:
-            block.copy_(torch.randn(block.shape, dtype=torch.bfloat16, device=GPU))
-        torch.cuda.synchronize()
-        built = time.perf_counter()
-        free, _ = torch.cuda.mem_get_info()
-        self.runner = ModelRunner(self.loaded, self.pool, max_slots, masks, decodes=decodes)
-        torch.cuda.synchronize()
-        self.capture_s = time.perf_counter() - built
-        taken = (free - torch.cuda.mem_get_info()[0]) / 2**30
-        print(
-            f"{shape}, {weights}: build {built - begin:.1f} s, capture {self.capture_s:.1f} s, {taken:.2f} GiB",
-            flush=True,
-        )
+        """`groups`: of layers that share block tables. `vocabulary`: prompts' ids are below it."""
+        self.runner = runner
+        self.blocks, self.groups, self.block_tokens, self.vocabulary = blocks, groups, block_tokens, vocabulary
 
     def open(self, slots: int, context: int, sampling: SamplingParams) -> None:
-        blocks = -(-(context + 256) // BLOCK_TOKENS)
+        blocks = -(-(context + 256) // self.block_tokens)
         opens = tuple(OpenSlot(slot, sampling, 0, (1, 2), (3,), context, 7 * slot + 3) for slot in range(slots))
         self.runner.execute(StepPlan(0, opens, self.tables(slots, blocks)))
 
     def tables(self, slots: int, blocks: int) -> tuple[BlockUpdate, ...]:
         """`blocks` blocks of each KV group for each slot, in turn; a pool that is too small gives them out again."""
-        groups = len(self.pool.geometry.windows)
         return tuple(
-            BlockUpdate(slot, index, ((slot * blocks + index) * groups + kv_group) % self.blocks, kv_group)
+            BlockUpdate(slot, index, ((slot * blocks + index) * self.groups + kv_group) % self.blocks, kv_group)
             for slot in range(slots)
             for index in range(blocks)
-            for kv_group in range(groups)
+            for kv_group in range(self.groups)
         )
 
     def decode(self, batch: int, context: int, sampling: SamplingParams = GREEDY, steps: int = 100) -> StepTimes:
@@ -218,17 +190,55 @@ class Bench:
     def prefill(self, tokens: int) -> float:
         """Median ms of a whole prompt's step, its first token drawn."""
         self.open(1, tokens, GREEDY)
-        ids = tuple(int(token) for token in torch.randint(5, 100_000, (tokens,)))
+        ids = tuple(int(token) for token in torch.randint(5, self.vocabulary, (tokens,)))
         plan = StepPlan(0, prefill=(PrefillChunk(0, 0, ids, (0,)),))
         return median(self.runner.execute(plan).duration_s * 1e3 for _ in range(5))
 
     def mixed(self, rows: int, piece: int, context: int, steps: int = 30) -> StepTimes:
         """Steps of decode rows and a piece of a prompt, one ahead; the piece ends its prompt and draws."""
         self.open(rows + 1, context, GREEDY)
-        ids = tuple(int(token) for token in torch.randint(5, 100_000, (piece,)))
+        ids = tuple(int(token) for token in torch.randint(5, self.vocabulary, (piece,)))
         slots = tuple(range(rows))
         plan = StepPlan(0, prefill=(PrefillChunk(rows, 0, ids, (rows,)),), decode=slots)
         return self._time_steps(plan, steps)
+
+
+class Bench(StepBench):
+    """One model on one GPU, in this process."""
+
+    def __init__(  # noqa: PLR0913 - a bench of one model: each part names the few it changes
+        self,
+        shape: str,
+        blocks: int,
+        max_slots: int = 256,
+        kv_dtype: torch.dtype = torch.bfloat16,
+        weights: str = "bf16",
+        masks: RowMasks | None = None,
+        *,
+        decodes: bool = True,
+        offloaded: int = 0,
+    ) -> None:
+        begin = time.perf_counter()
+        config = Path(tempfile.mkdtemp()) / "config.json"
+        config.write_text(json.dumps({**SHAPES[shape], **WEIGHTS[weights]}))
+        self.loaded: LoadedModel = load_model(f"random://{config}", torch.bfloat16, GPU, offloaded=offloaded)
+        self.weight_bytes = torch.cuda.memory_allocated()
+        geometry = kv_geometry(self.loaded.config, kv_dtype, BLOCK_TOKENS)
+        self.pool = KvPool(geometry, blocks, kv_dtype, GPU)
+        for block in self.pool.tensor:
+            block.copy_(torch.randn(block.shape, dtype=torch.bfloat16, device=GPU))
+        torch.cuda.synchronize()
+        built = time.perf_counter()
+        free, _ = torch.cuda.mem_get_info()
+        runner = ModelRunner(self.loaded, self.pool, max_slots, masks, decodes=decodes)
+        super().__init__(runner, blocks, len(geometry.windows))
+        torch.cuda.synchronize()
+        self.capture_s = time.perf_counter() - built
+        taken = (free - torch.cuda.mem_get_info()[0]) / 2**30
+        print(
+            f"{shape}, {weights}: build {built - begin:.1f} s, capture {self.capture_s:.1f} s, {taken:.2f} GiB",
+            flush=True,
+        )
 
     def gaps_us(self, batch: int, context: int, steps: int = 40) -> list[float]:
         """From CUPTI's timeline: the device's idle time between the last operation of a step and the first of the

@@ -1,4 +1,4 @@
-"""Goodput of two GPUs: what of an open load keeps TTFT and TPOT targets, by where prompts are computed.
+"""Goodput of several GPUs: what of an open load keeps TTFT and TPOT targets, by where prompts are computed.
 
     python -m bench goodput --trace azure_llm_2023_conv.csv conv:auto:10:34 conv:always:10:30 …
 
@@ -6,7 +6,9 @@ A point is MIX:MODE:TPOT_MS:RATE; modes and rates may be several, as in `conv:au
 prefill and one decode worker have a GPU each. `never` is served by two decode workers, the second of which shares the
 prefill worker's GPU and idles otherwise. So all start once. The prefill worker may keep answers, as by default. Each
 point has a gateway of its own with that mode and target. Clients are processes of their own and send when a request is
-due. With `--one-gpu` a single decode worker serves, and modes are `never`.
+due. With `--one-gpu` a single decode worker serves, and modes are `never`. `--pools 2+2` starts more workers, each on a
+GPU of its own; `--gateways 1 2` measures each point with one gateway, then with two that clients take in turn.
+`--shape` and `--weights` take another model: `--shape gpt-oss-120b --weights mxfp4 --kv-gib 40 5000-250:auto:25:5.5`.
 """
 
 from __future__ import annotations
@@ -16,35 +18,45 @@ import asyncio
 import itertools
 import json
 import multiprocessing
-import re
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-from bench.engine.gpu import LLAMA_8B
+from bench.engine.gpu_model import SHAPES, WEIGHTS
 from bench.machine import this_machine
 from bench.results import FOLDER, Cell, publish, write
 from bench.serving.load import offer_load
 from bench.serving.mixes import Point, Served, shares
 from bench.serving.offline import model_folder
+from bench.serving.placed_workers import (
+    GIB,
+    SAMPLE_S,
+    PlacedWorkers,
+    compiled_here,
+    increase,
+    sample_states,
+    scrape_routes,
+    scrape_series,
+    startup_stages,
+    transports,
+)
+from bench.serving.pools import ONE_EACH, Pools, worker_letters
+from bench.serving.predicted_worker import STEP_TIMES, StepTimes
+from bench.serving.traced_worker import FLUSH_S
 
 from baton_control.sizing.inputs.workload import Workload
 from baton_local.client import Answer
-from baton_testing.processes.child_process import Child, get_text
-from baton_testing.processes.deployment import Deployment, Shape, Worker
+from baton_testing.processes.deployment import Shape
 
 MODEL: Final = "goodput"
 CLIENTS: Final = 4
 PATIENCE_S: Final = 30.0
-SAMPLE_S: Final = 0.2
 WARM_RATE, WARM_S = 8.0, 2.0
 """The load that a fresh gateway sees before it is measured: it knows no step times yet."""
 AROUND_S: Final = 20.0
@@ -66,53 +78,10 @@ COLUMNS: Final = (
     *("P busy %", "D busy %", "D step ms", "D rows", "D rows max", "P queue", "P queue max", "D queue", "D queue max"),
     *("gateway CPU %", "client late ms"),
 )
-GPU_OF: Final = {"prefill-0": "0", "decode-0": "1", "decode-1": "0"}
-ONE_GPU: Final = {"decode-0": "0"}
-GIB: Final = 1 << 30
+MOST_TOKENS: Final = 20_480
+"""Of a prompt and its answer."""
 BESIDE_KV_GIB: Final = 28
 """A worker's weights, graphs and libraries. 20 left too little on a GPU of 80 GB once prompts ran from graphs."""
-STAGE: Final = re.compile(r'^baton_startup_seconds\{.*stage="([^"]+)".*\} (\S+)$', re.MULTILINE)
-COMPILED: Final = re.compile(r"compiled here: (.+)$|kernel (\w+) was compiled while serving", re.MULTILINE)
-FEW: Final = 4
-SERIES: Final = re.compile(r"^(\w+)(\{[^}]*\})? (\S+)$", re.MULTILINE)
-
-
-class PlacedWorkers(Deployment):
-    """Each worker on the GPU that it is given; a point's gateway sees those that its mode uses."""
-
-    def __init__(self, folder: Path, shape: Shape, gpu_of: Mapping[str, str], kv_gib: Mapping[str, int]) -> None:
-        """`gpu_of`: each worker's GPU; `kv_gib`: its room for KV."""
-        super().__init__(folder, shape)
-        self._gpu_of, self._kv_gib = gpu_of, kv_gib
-        self._shown: frozenset[str] = frozenset(gpu_of)
-        self._gateways = 0
-
-    def launch(self, name: str, argv: Sequence[str], extra: Mapping[str, str] | None) -> Child:
-        visible = {"CUDA_VISIBLE_DEVICES": self._gpu_of[name]} if name in self._gpu_of else {}
-        flags = (f"--kv-cache-bytes={self._kv_gib[name] * GIB}",) if name in self._kv_gib else ()
-        return super().launch(name, [*argv, *flags], {**(extra or {}), **visible})
-
-    def publish(self) -> None:
-        everybody = self.workers
-        self.workers = [worker for worker in everybody if worker.child.name in self._shown]
-        try:
-            super().publish()
-        finally:
-            self.workers = everybody
-
-    def serve(self, point: Point, flags: Sequence[str]) -> None:
-        """A fresh gateway for this point, in front of the workers that its mode uses."""
-        self.gateway.stop()
-        self._shown = frozenset(("decode-0", "decode-1" if point.mode == "never" else "prefill-0"))
-        self.publish()
-        target = (f"--disaggregation={point.mode}", f"--slo-tpot-s={point.tpot_ms / 1e3}")
-        self.shape = replace(self.shape, gateway_flags=(*target, *flags))
-        (self.folder / "gateway.json").unlink(missing_ok=True)
-        self._start_gateway()
-        self.await_routable()
-
-    def worker(self, name: str) -> Worker | None:
-        return next((worker for worker in self.workers if worker.child.name == name), None)
 
 
 def serve_requests(url: str, model: str, workload: Workload, seed: int, salt: int) -> list[tuple[Served, float, str]]:
@@ -141,37 +110,6 @@ def dealt(workload: Workload, clients: int) -> list[Workload]:
     ]
 
 
-def scrape_series(worker: Worker) -> dict[str, float]:
-    """The worker's series, labels and all."""
-    return {name + labels: float(value) for name, labels, value in SERIES.findall(worker.metrics())}
-
-
-def increase(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float:
-    """The increase of all series of this name together."""
-    return sum(value - before.get(key, 0.0) for key, value in after.items() if key.partition("{")[0] == name)
-
-
-@contextmanager
-def sample_states(workers: Mapping[str, Worker]) -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """Samples of each worker's `/state`, taken until the context ends."""
-    states: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
-    over = threading.Event()
-
-    def sample() -> None:
-        while not over.wait(SAMPLE_S):
-            for name, worker in workers.items():
-                if (state := worker.state()) is not None:
-                    states[name].append(state)
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield states
-    finally:
-        over.set()
-        thread.join()
-
-
 def offer(
     urls: Sequence[str], model: str, clients: ProcessPoolExecutor, workload: Workload, seed: int, salt: int
 ) -> list[tuple[Served, float, str]]:
@@ -194,18 +132,28 @@ def client_figures(point: Point, mode: str, outcomes: Sequence[tuple[Served, flo
 
 
 def measure(
-    service: PlacedWorkers, clients: ProcessPoolExecutor, point: Point, workload: Workload, seed: int, salt: int
+    service: PlacedWorkers,
+    clients: ProcessPoolExecutor,
+    point: Point,
+    workload: Workload,
+    seed: int,
+    salt: int,
+    times: StepTimes,
 ) -> dict[str, Cell]:
-    """The point's row. Times are ms."""
-    letters = {"P": "decode-1" if point.mode == "never" else "prefill-0", "D": "decode-0"}
-    workers = {letter: there for letter, name in letters.items() if (there := service.worker(name)) is not None}
+    """The point's row. Times are ms. `times`: as predicted."""
+    shown = service.shown
+    letters = worker_letters([worker.role for worker in shown])
+    workers = dict(zip(letters, shown, strict=True))
     before = {letter: scrape_series(worker) for letter, worker in workers.items()}
     cpu_s, began = service.gateway.cpu_s(), time.monotonic()
     with sample_states(workers) as states:
-        outcomes = offer([service.base_url], MODEL, clients, workload, seed, salt)
+        outcomes = offer(service.urls, MODEL, clients, workload, seed, salt)
     wall_s = time.monotonic() - began
     row = client_figures(point, point.mode, outcomes)
-    row["gateway CPU %"] = round(100 * (service.gateway.cpu_s() - cpu_s) / wall_s, 1)
+    row["gateways"], row["gateway CPU %"] = (
+        len(service.urls),
+        round(100 * (service.gateway.cpu_s() - cpu_s) / wall_s, 1),
+    )
     row["wall s"] = round(wall_s, 1)
     for letter, worker in workers.items():
         after = scrape_series(worker)
@@ -220,25 +168,10 @@ def measure(
         row[f"{letter} rows"], row[f"{letter} rows max"] = round(float(np.mean(rows)), 1), max(rows)
         row[f"{letter} waiting max"] = max((state["waiting"] for state in inside), default=0)
         row[f"{letter} preemptions"] = increase(before[letter], after, "baton_preemptions_total")
-    return row | scrape_routes(service)
-
-
-def scrape_routes(service: PlacedWorkers) -> dict[str, Cell]:
-    """The shares of this point's prompts computed at the decode worker and of answers kept by the prefill worker, by
-    the gateway's own count; empty if no admin port was given."""
-    if service.admin_port is None:
-        return {}
-    page = get_text(f"http://127.0.0.1:{service.admin_port}/metrics")
-    routes = {
-        labels: float(value) for name, labels, value in SERIES.findall(page) if name == "baton_gateway_routed_total"
-    }
-    whole = sum(routes.values())
-    if not whole:
-        return {}
-    return {
-        f"{kind} %": round(100 * sum(value for labels, value in routes.items() if kind in labels) / whole, 1)
-        for kind in ("local", "kept")
-    }
+    time.sleep(FLUSH_S)
+    traced = service.traced_figures(began, began + wall_s, times)
+    row |= {f"{name} {figure}": value for name, figures in traced.items() for figure, value in figures.items()}
+    return row | {"transport": transports(service)} | scrape_routes(service)
 
 
 def main() -> None:
@@ -250,6 +183,15 @@ def main() -> None:
     parser.add_argument("--transport", choices=("tcp", "ucx"), default="ucx")
     parser.add_argument("--max-sequences", type=int, default=256)
     parser.add_argument("--gateway-processes", type=int, default=1)
+    parser.add_argument("--gateways", type=int, nargs="+", default=[1], metavar="N", help="of each point, in turn")
+    parser.add_argument("--pools", type=Pools.parse, default=ONE_EACH, metavar="P+D", help="workers (default 1+1)")
+    parser.add_argument("--gpus", nargs="+", metavar="GPU", help="a worker's each (default: the first ones)")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="Llama-3.1-8B")
+    parser.add_argument("--weights", choices=sorted(WEIGHTS), default="bf16")
+    parser.add_argument(
+        "--traced", action="store_true", help="workers write down their steps: where a token's time goes"
+    )
+    parser.add_argument("--kv-gib", type=int, help="a worker's room for KV (default: what the weights of 8B leave)")
     parser.add_argument("--one-gpu", action="store_true", help="one decode worker, on the first GPU")
     parser.add_argument("--out", type=Path, default=FOLDER / "goodput.json")
     parser.add_argument("--most-s", type=float, default=float("inf"), help="begin no point that would end later")
@@ -257,6 +199,9 @@ def main() -> None:
     points = [point for several in options.points for point in several]
     if options.one_gpu and any(point.mode != "never" for point in points):
         parser.error("--one-gpu: there is no worker to hand over to; each point's mode has to be never")
+    is_never = any(point.mode == "never" for point in points)
+    if is_never and options.pools != ONE_EACH:
+        parser.error("--pools: mode never has two decode workers; allowed with it: 1+1")
     sequences = (f"--max-sequences={options.max_sequences}",)
     is_gpu = torch.cuda.is_available()
     worker_flags = ("--dtype=bfloat16", "--device=cuda") if is_gpu else ("--dtype=float32", "--device=cpu")
@@ -265,62 +210,69 @@ def main() -> None:
     notes.append(f"{options.seconds:g} s of arrivals a point, seeds {options.seeds}, {options.transport}")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        config = {**SHAPES[options.shape], **WEIGHTS[options.weights], "max_position_embeddings": MOST_TOKENS}
         shape = Shape(
-            prefill=0 if options.one_gpu else 1,
-            decode=1 if options.one_gpu else 1 + any(point.mode == "never" for point in points),
+            prefill=0 if options.one_gpu else options.pools.prefill,
+            decode=1 if options.one_gpu else options.pools.decode + is_never,
             gateway_processes=options.gateway_processes,
-            model=model_folder({**LLAMA_8B, "max_position_embeddings": 20480}, folder) if is_gpu else Shape().model,
+            model=model_folder(config, folder) if is_gpu else Shape().model,
             served_name=MODEL,
-            worker_flags=(*worker_flags, f"--transport={options.transport}"),
+            worker_flags=(*worker_flags, f"--transport={options.transport}", "--quantization=auto"),
             prefill_flags=("--keep-answers", *sequences),
             decode_flags=sequences,
         )
-        kv_gib = _kv_gib(shape) if is_gpu else dict.fromkeys(GPU_OF, 1)
+        gpu_of = _gpu_of(options.pools, options.gpus, is_one=options.one_gpu, is_never=is_never)
+        if not is_gpu:
+            kv_gib = dict.fromkeys(gpu_of, 1)
+        elif options.kv_gib is not None:
+            kv_gib = dict.fromkeys(gpu_of, options.kv_gib)
+        else:
+            kv_gib = _kv_gib(gpu_of)
+        times = STEP_TIMES.get(f"h200-{options.shape}", STEP_TIMES["h200"])
         context = multiprocessing.get_context("spawn")
         began = time.monotonic()
         with (
             ProcessPoolExecutor(CLIENTS, mp_context=context) as clients,
-            PlacedWorkers(folder / "run", shape, ONE_GPU if options.one_gpu else GPU_OF, kv_gib) as service,
+            PlacedWorkers(folder / "run", shape, gpu_of, kv_gib, traced=options.traced) as service,
         ):
             notes.append(f"ready after {time.monotonic() - began:.1f} s")
             notes += [
-                f"{worker.child.name}: {_stages(worker)}; compiled: {compiled_here(worker) or 'nothing'}"
+                f"{worker.child.name}: {startup_stages(worker)}; compiled: {compiled_here(worker) or 'nothing'}"
                 for worker in service.workers
             ]
             print("\n".join(notes), flush=True)
-            for (number, point), seed in itertools.product(enumerate(points), options.seeds):
+            turns = itertools.product(enumerate(points), options.seeds, options.gateways)
+            for (number, point), seed, service.gateways in turns:
                 if time.monotonic() - began + options.seconds + AROUND_S > options.most_s:
                     notes.append(f"not begun, for --most-s {options.most_s:g}: {point} and what follows")
                     print(notes[-1], flush=True)
                     break
                 service.serve(point, ())
                 warm = replace(point, rate=min(WARM_RATE, point.rate))
-                offer([service.base_url], MODEL, clients, warm.workload(options.trace, WARM_S, 0), 0, number)
+                salt = number + len(points) * options.gateways.index(service.gateways)
+                offer(service.urls, MODEL, clients, warm.workload(options.trace, WARM_S, 0), 0, salt)
                 workload = point.workload(options.trace, options.seconds, seed)
-                rows.append(measure(service, clients, point, workload, seed, number) | {"seed": seed})
+                rows.append(measure(service, clients, point, workload, seed, salt, times) | {"seed": seed})
                 print(json.dumps(rows[-1]), flush=True)
                 write(options.out, {"notes": notes, "rows": rows})
     publish("goodput", this_machine(), notes, COLUMNS, rows)
 
 
-def _kv_gib(shape: Shape) -> dict[str, int]:
-    """GiB by worker that its GPU has besides weights, graphs and libraries. Two share the first where `never` runs."""
+def _gpu_of(pools: Pools, gpus: Sequence[str] | None, *, is_one: bool, is_never: bool) -> dict[str, str]:
+    """The GPU of each worker. Mode `never` has a second decode worker next to the prefill worker."""
+    gpus = gpus or [str(number) for number in range(pools.workers)]
+    if is_one:
+        return {"decode-0": gpus[0]}
+    gpu_of = pools.gpu_of("auto", gpus)
+    return {**gpu_of, "decode-1": gpu_of["prefill-0"]} if is_never else gpu_of
+
+
+def _kv_gib(gpu_of: Mapping[str, str]) -> dict[str, int]:
+    """GiB by worker that its GPU has besides weights, graphs and libraries. Two may share a GPU."""
     free = torch.cuda.get_device_properties(0).total_memory // GIB - BESIDE_KV_GIB
-    first = (free - BESIDE_KV_GIB) // 2 if shape.decode > 1 else free
-    return {"prefill-0": first, "decode-0": free, "decode-1": first}
-
-
-def compiled_here(worker: Worker) -> str:
-    """Kernels that this worker was the first to compile, by name if they are few."""
-    compilations = COMPILED.findall(worker.child.output())
-    named = sorted({kernel for before, later in compilations for kernel in (*before.split(", "), later) if kernel})
-    return ", ".join(named) if len(named) <= FEW else f"{len(named)} kernels"
-
-
-def _stages(worker: Worker) -> str:
-    """Parts of its start in seconds."""
-    stages = STAGE.findall(worker.metrics())
-    return ", ".join(f"{stage} {float(seconds):.1f} s" for stage, seconds in stages)
+    shared = (free - BESIDE_KV_GIB) // 2
+    gpus = list(gpu_of.values())
+    return {name: shared if gpus.count(gpu) > 1 else free for name, gpu in gpu_of.items()}
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Final, cast
 import msgspec
 from bench.results import Cell, table
 from bench.serving.mixes import TTFT_S, Point, Served, shares, within
+from bench.serving.pools import ONE_EACH, Pools
 from bench.serving.predicted_gateway import PredictedGateway
 from bench.serving.predicted_worker import STEP_TIMES, Machine, StepTimes
 
@@ -59,7 +60,7 @@ RECORDED_BLOCKS: Final = {"prefill-0": 2_432, "decode-0": 7_552, "decode-1": 2_4
 class World:
     """Workers, gateway and clients on one heap of events."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the whole simulated deployment, from its benches
         self,
         point: Point,
         workload: Workload,
@@ -68,6 +69,7 @@ class World:
         times: StepTimes,
         schedulers: dict[str, Scheduler] | None = None,
         gateways: int = 1,
+        pools: Pools = ONE_EACH,
     ) -> None:
         """`schedulers`: by worker, those of the points before, which keep their prefixes; then a prompt of a place has
         the ids that it had in those. None: all are fresh, and nothing is cached."""
@@ -79,7 +81,7 @@ class World:
         targets = LatencyTargets(TTFT_S, point.tpot_ms / 1e3)
         policy = RoutePolicy(point.mode != "never", True, targets if point.mode == "auto" else None)
         self._schedulers = schedulers
-        roles = (Role.DECODE, Role.DECODE) if point.mode == "never" else (Role.PREFILL, Role.DECODE)
+        roles = pools.roles(point.mode)
         self.machines = [
             self._machine(place, role, max_sequences, prefill_step_tokens) for place, role in enumerate(roles)
         ]
@@ -279,7 +281,7 @@ class World:
             self._last_s.setdefault(request, at_s)
 
 
-def predict_point(
+def predict_point(  # noqa: PLR0913 - as of `World`
     point: Point,
     workload: Workload,
     max_sequences: int,
@@ -287,16 +289,17 @@ def predict_point(
     times: StepTimes,
     schedulers: dict[str, Scheduler] | None = None,
     gateways: int = 1,
+    pools: Pools = ONE_EACH,
 ) -> dict[str, Cell]:
     """The point's row. `schedulers`: as of `World`."""
-    world = World(point, workload, max_sequences, prefill_step_tokens, times, schedulers, gateways)
+    world = World(point, workload, max_sequences, prefill_step_tokens, times, schedulers, gateways, pools)
     served = world.run()
     row: dict[str, Cell] = {"mix": point.mix, "mode": point.mode, "target": point.tpot_ms, "req/s": point.rate}
     row |= shares(served) | {"% within": within(served, point.tpot_ms)}
     row["local %"] = round(100 * sum(gateway.local for gateway in world.gateways) / len(workload), 1)
     row["kept %"] = round(100 * sum(gateway.kept for gateway in world.gateways) / len(workload), 1)
     row["held %"] = round(100 * sum(gateway.held for gateway in world.gateways) / len(workload), 1)
-    for letter, machine in zip("PD", world.machines, strict=True):
+    for letter, machine in zip(pools.letters, world.machines, strict=True):
         row[f"{letter} busy %"] = round(100 * machine.busy_s / max(world.now, 1e-9), 1)
         row[f"{letter} step ms"] = round(1e3 * machine.busy_s / max(1, machine.steps), 2)
     return row
@@ -310,6 +313,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--max-sequences", type=int, default=256)
     parser.add_argument("--prefill-step-tokens", type=int, default=8_192)
+    parser.add_argument("--pools", type=Pools.parse, default=ONE_EACH, metavar="P+D", help="workers (default 1+1)")
     parser.add_argument("--machine", choices=STEP_TIMES, default="h200", help="whose step times (default %(default)s)")
     parser.add_argument("--gateways", type=int, choices=range(1, 17), default=1, metavar="N", help=GATEWAYS)
     parser.add_argument(
@@ -328,7 +332,7 @@ def main() -> None:
                 predict_point(
                     *(point, workload, options.max_sequences, options.prefill_step_tokens),
                     STEP_TIMES[options.machine],
-                    *(schedulers, options.gateways),
+                    *(schedulers, options.gateways, options.pools),
                 )
             )
             print(json.dumps(rows[-1]), flush=True)

@@ -1,10 +1,13 @@
-"""Sessions with long contexts on two GPUs, measured: what keeps both targets, by mode.
+"""Sessions with long contexts on several GPUs, measured: what keeps both targets, by mode.
 
     python -m bench gpu_sessions --load two-gpus 602 605 --mode never always auto
 
 The loads, targets and figures are those of `sessions_predicted`, which predicts this bench: one prefill and one decode
 worker have a GPU each, `never` has two decode workers. Llama-3.1-8B's shape with random bf16 weights, token ids in, one
 closed loop of clients. Each mode has a gateway of its own; no two loads share a prompt, so caches are cold.
+`--pools 2+2 --gateways 1 2` has four GPUs, and one gateway, then two. Workers write down their steps
+(`traced_worker`), so that each row says where a token's time went: on the device, which is next to what the prediction
+has for the same steps, or on the host between them.
 
 With `--paced` workers compute nothing and take an H200's times, so that gateways, schedulers and hand-overs can be
 watched under this load on a machine without GPUs. `--slowed 6` makes these times and the targets six times as long and
@@ -16,9 +19,13 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import multiprocessing.pool
+import random
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,9 +35,9 @@ import torch
 from bench.engine.gpu import LLAMA_8B
 from bench.machine import this_machine
 from bench.results import FOLDER, Cell, publish, write
-from bench.serving.goodput import PlacedWorkers, scrape_routes
 from bench.serving.mixes import Point
 from bench.serving.offline import model_folder
+from bench.serving.placed_workers import PlacedWorkers, scrape_routes, transports
 from bench.serving.sessions_predicted import (
     LONG_CONTEXTS,
     MODES,
@@ -41,6 +48,7 @@ from bench.serving.sessions_predicted import (
     turn_figures,
     two_gpus,
 )
+from bench.serving.traced_worker import FLUSH_S
 
 from baton_local.client import Answer, AnswerEnd, send
 from baton_local.load_test.closed_loop import TurnAnswer, closed_loop
@@ -77,8 +85,12 @@ COLUMNS: Final = (
 )
 
 
-def run_clients(url: str, load: SessionLoad, limits: LoopLimits, salt: int) -> tuple[list[TurnAnswer], float]:
-    """Carry out a load on a server, from a process of its own. Returns the answers, and its seconds."""
+def run_clients(
+    urls: Sequence[str], load: SessionLoad, limits: LoopLimits, salt: int
+) -> tuple[list[TurnAnswer], float]:
+    """Carry out a load on gateways that turns take by chance, from a process of its own. Returns the answers, and its
+    seconds."""
+    draw = random.Random(salt)
 
     async def run() -> tuple[list[TurnAnswer], float]:
         answers: list[TurnAnswer] = []
@@ -87,9 +99,10 @@ def run_clients(url: str, load: SessionLoad, limits: LoopLimits, salt: int) -> t
             prompts.as_json(turn.prompt)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-            server = LoadedServer(session, url, MODEL, IdPrompts(*IDS, salt))
+            servers = [(url, LoadedServer(session, url, MODEL, IdPrompts(*IDS, salt))) for url in urls]
 
             async def send_turn(turn: SessionTurn) -> Answer:
+                url, server = draw.choice(servers)
                 request = server.request_of_json(prompts.as_json(turn.prompt), turn.output_tokens, {})
                 return await send(session, url, request)
 
@@ -125,17 +138,57 @@ def figures_of(
     return row
 
 
+def measure(  # noqa: PLR0913 - one call site: a load's place in the run
+    service: PlacedWorkers,
+    clients: multiprocessing.pool.Pool,
+    options: Any,
+    mode: str,
+    load: SessionLoad,
+    number: int,
+    gateways: int,
+    salt: int,
+) -> dict[str, Cell]:
+    """The load's row. `number`: its place among the loads, which have targets of their own."""
+    targets = LatencyTargets(*(by_load[min(number, len(by_load) - 1)] for by_load in (options.ttft, options.tpot)))
+    slowed = options.slowed if options.paced else 1.0
+    service.gateways = gateways
+    service.serve(
+        Point("sessions", mode, 1e3 * slowed * targets.tpot_s, 0.0), (f"--slo-ttft-s={slowed * targets.ttft_s}",)
+    )
+    time.sleep(LINKED_S)
+    is_named = load.name == "two-gpus"
+    limits = LoopLimits(
+        *(None if is_named else options.users, None, options.think_scale),
+        duration_s=None if is_named else slowed * options.duration,
+    )
+    children = {worker.child.name: worker.child for worker in service.shown}
+    cpu_s = {name: child.cpu_s() for name, child in children.items()}
+    began_s = time.monotonic()
+    answers, seconds = clients.apply(run_clients, (service.urls, load, limits, salt))
+    ended_s = time.monotonic()
+    row = figures_of(load, mode, answers, seconds, targets, slowed) | scrape_routes(service)
+    row["gateways"] = gateways
+    row["transport"] = transports(service)
+    time.sleep(FLUSH_S)
+    for name, figures in service.traced_figures(began_s, ended_s, LONG_CONTEXTS).items():
+        busy = round(100 * (children[name].cpu_s() - cpu_s[name]) / (ended_s - began_s))
+        row |= {f"{name} {figure}": value for figure, value in figures.items()} | {f"{name} CPU %": busy}
+    return row
+
+
 def main() -> None:
     parser = load_parser(__doc__)
     parser.add_argument("--ttft", type=float, nargs="+", default=[2.0], help="target in seconds, by load")
     parser.add_argument("--tpot", type=float, nargs="+", default=[0.015], help="target in seconds, by load")
     parser.add_argument("--max-queue", type=float, help="the gateway's --max-queue-s (default: its own)")
     parser.add_argument("--transport", choices=("tcp", "ucx"), default="ucx")
+    parser.add_argument("--gpus", nargs="+", metavar="GPU", help="a worker's each (default: the first ones)")
     parser.add_argument("--paced", action="store_true", help="emulate an H200's step times")
     parser.add_argument(
         "--slowed", type=float, default=1.0, help="emulate steps this many times as long (with --paced)"
     )
     parser.add_argument("--most-s", type=float, default=float("inf"), help="begin no load after this time")
+    parser.add_argument("--steps", type=Path, metavar="DIR", help="folder for the steps that workers write down")
     parser.add_argument("--out", type=Path, default=FOLDER / "gpu_sessions.json")
     options = parser.parse_args()
     is_gpu = torch.cuda.is_available()
@@ -156,31 +209,19 @@ def main() -> None:
             with _service(folder, modes[0], options) as service:
                 notes.append(f"{', '.join(modes)}: ready after {time.monotonic() - began:.0f} s")
                 print(notes[-1], flush=True)
-                for mode in modes:
-                    for number, load in enumerate(loads):
-                        if time.monotonic() - began > options.most_s:
-                            notes.append(f"not begun, for --most-s {options.most_s:g}: {mode} {load.name}")
-                            print(notes[-1], flush=True)
-                            continue
-                        targets = LatencyTargets(
-                            *(seconds[min(number, len(seconds) - 1)] for seconds in (options.ttft, options.tpot))
-                        )
-                        slowed = options.slowed if options.paced else 1.0
-                        point = Point("sessions", mode, 1e3 * slowed * targets.tpot_s, 0.0)
-                        service.serve(point, (f"--slo-ttft-s={slowed * targets.ttft_s}",))
-                        time.sleep(LINKED_S)
-                        is_named = load.name == "two-gpus"
-                        limits = LoopLimits(
-                            *(None if is_named else options.users, None, options.think_scale),
-                            duration_s=None if is_named else slowed * options.duration,
-                        )
-                        salt = 1_000 * (MODES.index(mode) + 1) + number
-                        arguments = (service.base_url, load, limits, salt)
-                        answers, seconds = clients.apply(run_clients, arguments)
-                        row = figures_of(load, mode, answers, seconds, targets, slowed) | scrape_routes(service)
-                        rows.append(row)
-                        print(json.dumps(row), flush=True)
-                        write(options.out, {"notes": notes, "rows": rows})
+                for turn, (mode, gateways, load) in enumerate(product(modes, options.gateways, loads)):
+                    if time.monotonic() - began > options.most_s:
+                        notes.append(f"not begun, for --most-s {options.most_s:g}: {mode} {load.name}")
+                        print(notes[-1], flush=True)
+                        continue
+                    salt = 1_000 * (MODES.index(mode) + 1) + turn
+                    row = measure(service, clients, options, mode, load, loads.index(load), gateways, salt)
+                    rows.append(row)
+                    print(json.dumps(row), flush=True)
+                    write(options.out, {"notes": notes, "rows": rows})
+            for path in (folder / modes[0] / "run").glob("*.steps") if options.steps else ():
+                options.steps.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, options.steps / f"{modes[0]}-{path.name}")
     publish("gpu_sessions", this_machine(), notes, COLUMNS, rows)
 
 
@@ -200,9 +241,11 @@ def _service(folder: Path, mode: str, options: Any) -> PlacedWorkers:
         times.write_bytes(msgspec.json.encode(paced))
         worker_flags = (f"--paced={times}", f"--max-context-tokens={MOST_TOKENS}", *worker_flags)
     sequences = ("--max-sequences=64",)
+    pools = options.pools
+    gpus = options.gpus or [str(number) for number in range(pools.workers)]
     shape = Shape(
-        prefill=0 if mode == "never" else 1,
-        decode=2 if mode == "never" else 1,
+        prefill=0 if mode == "never" else pools.prefill,
+        decode=pools.workers if mode == "never" else pools.decode,
         model=_model(here, is_gpu=is_gpu, is_paced=options.paced),
         served_name=MODEL,
         worker_flags=(*worker_flags, f"--transport={options.transport}"),
@@ -210,9 +253,9 @@ def _service(folder: Path, mode: str, options: Any) -> PlacedWorkers:
         decode_flags=sequences,
         max_queue_s=options.max_queue,
     )
-    other = "decode-1" if mode == "never" else "prefill-0"
+    gpu_of = pools.gpu_of(mode, gpus)
     room = KV_GIB if is_gpu and not options.paced else TINY_KV_GIB
-    return PlacedWorkers(here / "run", shape, {other: "0", "decode-0": "1"}, {other: room, "decode-0": room})
+    return PlacedWorkers(here / "run", shape, gpu_of, dict.fromkeys(gpu_of, room), traced=True)
 
 
 def _model(folder: Path, *, is_gpu: bool, is_paced: bool) -> str | Path:

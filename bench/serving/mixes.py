@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ MIXES: Final[Mapping[str, str]] = {
     "long": "2,000 in (log-normal, p99 7,000), 28 out",
     "decode": "500 in, 800 out",
 }
+FIXED: Final = re.compile(r"(\d+)-(\d+)")
+"""A mix of requests that are all alike: `5000-250` is 5,000 tokens in and 250 out."""
 LOG_MEAN, LOG_SIGMA = 7.408, 0.6217
 """Mean and sigma of the logarithm of prompt lengths in `long`: the mean length is 2,000, the 99th percentile 7,000."""
 SETTLING_S: Final = 3.0
@@ -40,8 +43,8 @@ class Point:
     def parse(cls, text: str) -> Point:
         """Raises ValueError."""
         mix, mode, tpot_ms, rate = text.split(":")
-        if mix not in MIXES or mode not in ("always", "never", "auto"):
-            raise ValueError(f"{text!r} is not MIX:MODE:TPOT_MS:RATE with a mix of {', '.join(MIXES)}")
+        if (mix not in MIXES and not FIXED.fullmatch(mix)) or mode not in ("always", "never", "auto"):
+            raise ValueError(f"{text!r} is not MIX:MODE:TPOT_MS:RATE with a mix of {', '.join(MIXES)} or IN-OUT tokens")
         return cls(mix, mode, float(tpot_ms), float(rate))
 
     @classmethod
@@ -68,6 +71,8 @@ class Point:
         if self.mix == "long":
             prompts = np.clip(draw.lognormal(LOG_MEAN, LOG_SIGMA, count), 16, 16_000)
             return [RequestShape(int(prompt), 28) for prompt in prompts]
+        if fixed := FIXED.fullmatch(self.mix):
+            return [RequestShape(int(fixed[1]), int(fixed[2]))] * count
         return [RequestShape(500, 800)] * count
 
 
@@ -100,6 +105,8 @@ def shares(served: Sequence[Served]) -> dict[str, Cell]:
     ):
         for percent in (50, 95, 99):
             row[f"{name} p{percent}"] = round(1e3 * percentile(values, percent), 2)
+        whole = [value for value in values if value != float("inf")]
+        row[f"{name} mean"] = round(1e3 * sum(whole) / len(whole), 2) if whole else None
     return row
 
 

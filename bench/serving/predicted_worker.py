@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from baton_engine.running.stepper import planning_s
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_load import LoadMeter, StepLoad
@@ -44,9 +46,30 @@ class StepTimes:
         return seconds
 
 
-STEP_TIMES: Final = {
+@dataclass(frozen=True, slots=True)
+class MeasuredTimes(StepTimes):
+    """Step times between measured points: of experts, each row reads more of the weights until all are read."""
+
+    points: tuple[tuple[int, float], ...] = ()
+    """Rows and prompt tokens of a step, and its seconds with contexts that are short."""
+
+    def seconds(self, load: StepLoad) -> float:
+        rows, seconds = zip(*self.points, strict=True)
+        return (
+            float(np.interp(load.decode_rows + load.prefill_tokens, rows, seconds)) + self.kv_token_s * load.kv_tokens
+        )
+
+
+_GPT_OSS_120B: Final = (
+    *((1, 2.38e-3), (8, 7.61e-3), (32, 15.8e-3), (64, 21e-3), (128, 23.5e-3), (256, 26e-3), (512, 29e-3)),
+    *((1_024, 41e-3), (2_048, 69e-3), (8_192, 192e-3)),
+)
+"""Whole steps at 1, 8 and 32 rows and at prompts of 2,048 and 8,192; between them by the experts' layers
+(lab/experts.md)."""
+STEP_TIMES: Final[dict[str, StepTimes]] = {
     "h200": StepTimes(4.15e-3, 6.5e-6, 22.4e-6, 144, 38.9e-9, 0.9e-3, 0.63e-9, 2.5e-3),
     "h100": StepTimes(5.53e-3, 8e-6, 20e-6, 176, 48.5e-9, 0.8e-3, 1.25e-9, 3.5e-3),
+    "h200-gpt-oss-120b": MeasuredTimes(0.0, 0.0, 0.0, 0, 8.4e-9, 0.0, 0.0, 2.5e-3, _GPT_OSS_120B),
 }
 """Measured on two workers under load (lab/goodput.md). Alone a step of few rows takes an H200 3.95 ms."""
 

@@ -15,12 +15,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from bench.results import Cell, percentile, table
 from bench.serving.goodput_predicted import BLOCK_TOKENS, PRINT, World
 from bench.serving.mixes import Point
+from bench.serving.pools import ONE_EACH, Pools
 from bench.serving.predicted_gateway import PredictedGateway
 from bench.serving.predicted_worker import STEP_TIMES, Machine, StepTimes
 
@@ -118,10 +120,17 @@ class SessionGateway(PredictedGateway):
 
 
 class SessionWorld(World):
-    """Two workers with prefix caches, one gateway, and clients that send a turn after the one before."""
+    """Workers with prefix caches, their gateways, and clients that send a turn after the one before."""
 
     def __init__(
-        self, load: SessionLoad, limits: LoopLimits, mode: str, targets: LatencyTargets, times: StepTimes
+        self,
+        load: SessionLoad,
+        limits: LoopLimits,
+        mode: str,
+        targets: LatencyTargets,
+        times: StepTimes,
+        pools: Pools = ONE_EACH,
+        gateways: int = 1,
     ) -> None:
         self.load, self._targets = load, targets
         self._ids: dict[int, tuple[int, ...]] = {}
@@ -134,10 +143,15 @@ class SessionWorld(World):
         """Turns that each worker was sent and has not computed or received."""
         shapes = [RequestShape(turn.prompt_tokens, turn.output_tokens) for turn in load.turns]
         point = Point("sessions", mode, 1e3 * targets.tpot_s, 0.0)
-        super().__init__(point, workload_of(np.zeros(len(shapes)), shapes, load.name), 256, 8_192, times)
+        workload = workload_of(np.zeros(len(shapes)), shapes, load.name)
+        super().__init__(point, workload, 256, 8_192, times, pools=pools)
+        self._pools = pools
         policy = RoutePolicy(mode != "never", True, targets if mode == "auto" else None)
         parts = point, self._workload, policy, PRINT, self.machines, lambda: self.now, self.at, self._send
-        self.gateways = [SessionGateway(self, *parts, partial(self._told_holding, 0), self._dice, targets.ttft_s)]
+        self.gateways = [
+            SessionGateway(self, *parts, partial(self._told_holding, place), self._dice, targets.ttft_s)
+            for place in range(gateways)
+        ]
 
     def _machine(self, place: int, role: Role, max_sequences: int, prefill_step_tokens: int) -> Machine:
         machine = super()._machine(place, role, max_sequences, prefill_step_tokens)
@@ -243,12 +257,14 @@ class SessionWorld(World):
         """The figures of a run that is over. Times are ms, rates a second."""
         turns = [self._times_of(turn) for turn in sorted(self._last_s)]
         seconds = max(self._last_s.values())
-        gateway = self.gateways[0]
         row: dict[str, Cell] = {"load": self.load.name, "mode": self._point.mode, "turns": len(turns)}
         row["ideal %"] = _percent(sum(self.found.values()), sum(self.ideal_tokens.values()))
         row |= turn_figures(turns, self._targets, seconds)
-        row["local %"], row["kept %"] = (round(100 * n / len(turns), 1) for n in (gateway.local, gateway.kept))
-        for letter, machine in zip("PD", self.machines, strict=True):
+        row["local %"], row["kept %"] = (
+            round(100 * sum(numbers) / len(turns), 1)
+            for numbers in zip(*((gateway.local, gateway.kept) for gateway in self.gateways), strict=True)
+        )
+        for letter, machine in zip(self._pools.letters, self.machines, strict=True):
             row[f"{letter} busy %"] = round(100 * machine.busy_s / seconds, 1)
         return row
 
@@ -296,6 +312,10 @@ def load_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--load", nargs="+", default=["two-gpus"], help="two-gpus, a shape, or a drawn shape's number")
     parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--pools", type=Pools.parse, default=ONE_EACH, metavar="P+D", help="workers (default 1+1)")
+    parser.add_argument(
+        "--gateways", type=int, nargs="+", default=[1], metavar="N", help="gateways, in turn (default 1)"
+    )
     parser.add_argument("--sessions", type=int, help="number of sessions (default: the load's own)")
     parser.add_argument("--users", type=int, help="sessions at once (default: all)")
     parser.add_argument("--think-scale", type=float, default=1.0)
@@ -313,12 +333,12 @@ def main() -> None:
     for name in options.load:
         for seed in options.seeds:
             load = load_named(name, options.sessions, seed)
-            for mode in options.mode:
+            for mode, gateways in product(options.mode, options.gateways):
                 limits = LoopLimits(options.users, None, options.think_scale, duration_s=options.duration)
                 targets = LatencyTargets(options.ttft, options.tpot)
-                world = SessionWorld(load, limits, mode, targets, LONG_CONTEXTS)
+                world = SessionWorld(load, limits, mode, targets, LONG_CONTEXTS, options.pools, gateways)
                 world.run_sessions()
-                rows.append(world.row())
+                rows.append(world.row() | {"gateways": gateways})
                 print(json.dumps(rows[-1]), flush=True)
     print(table(list(rows[0]), rows))
 

@@ -26,8 +26,8 @@ import torch
 from bench.engine.gpu import LLAMA_8B
 from bench.machine import this_machine
 from bench.results import FOLDER, Cell, publish, write
-from bench.serving.goodput import SERIES, STAGE, compiled_here
 from bench.serving.offline import model_folder
+from bench.serving.placed_workers import SERIES, STAGE, compiled_here
 
 from baton_kernels.ahead.described_gpu import GPUS
 from baton_testing.processes.child_process import Child

@@ -48,7 +48,7 @@ def side(
         LandingMemory(landing_bytes, device=device),
         host=listen.host,
         port=listen.port,
-        observe_handover_s=metrics.handover_s.observe,
+        observe_handover=service.observe_handover,
     )
     service.transfer = transfer
 

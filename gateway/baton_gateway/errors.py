@@ -27,6 +27,9 @@ QUOTA = "insufficient_quota"
 SERVER = "server_error"
 STARTING_RETRY_S = 5
 """Seconds after which a client is asked to retry while workers start."""
+SLOW_CLIENT = "slow_client"
+"""The code in logs and records of a connection that was closed because its client read too slowly. No error object has
+it: the client reads none."""
 TOKENIZER_FAILED = "tokenizer_failed"
 MAX_PATH_CHARS = 64
 MAX_NAMED = 16

@@ -334,8 +334,9 @@ class GatewayServer:
         return link
 
     def _limit_uses(self) -> tuple[LimitUse, ...]:
-        uses = self.limits.meters.usage(asyncio.get_running_loop().time(), MAX_LIMITS)
-        return (*uses, *self._admission.sequence_uses(MAX_LIMITS - len(uses)))
+        sequences = self._admission.sequence_uses(MAX_LIMITS // 2)
+        now = asyncio.get_running_loop().time()
+        return (*self.limits.meters.usage(now, MAX_LIMITS - len(sequences)), *sequences)
 
     def _take_shares(self, order: LimitOrder) -> None:
         """Apply this process's parts of tenants' limits."""

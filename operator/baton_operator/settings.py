@@ -14,6 +14,7 @@ from baton_operator.kube.custom_resources import is_class
 from baton_operator.objects.batch_settings import parse_batch_settings
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.fetch_settings import parse_fetch_settings
+from baton_operator.objects.identity_settings import parse_identity_settings
 from baton_operator.objects.network_settings import DNS_PORT, NetworkSettings, WorkloadPolicies, parse_rules
 from baton_operator.objects.optional import parse_labels
 from baton_operator.objects.pod_ids import parse_pod_ids
@@ -137,6 +138,7 @@ def parse(argv: list[str]) -> Settings:
             metrics_compat=given.metrics_compat,
             ledger=given.ledger,
             batches=parse_batch_settings(given.batches),
+            identity=parse_identity_settings(given.identity),
             llmd_labels=given.llmd_labels,
             inference_pool=given.inference_pool,
             route_timeouts=not given.no_route_timeouts,
@@ -201,6 +203,12 @@ def _add_installation_flags(parser: argparse.ArgumentParser) -> None:
         default="{}",
         metavar="JSON",
         help="claim in which gateways keep files and batches, and its bounds: docs/batches.md",
+    )
+    parser.add_argument(
+        "--identity",
+        default="{}",
+        metavar="JSON",
+        help="tokens and a trusted gateway's header that gateways with tenants accept: docs/install/identity.md",
     )
     parser.add_argument("--metrics-compat", choices=("vllm",), default="", help="serve metrics under these names too")
     parser.add_argument("--llmd-labels", action="store_true", help="labels llm-d.ai/role and llm-d.ai/model on Pods")

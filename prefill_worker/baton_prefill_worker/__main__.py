@@ -47,6 +47,7 @@ def transfer_of(
         service,
         device=pool_device(parts.pool, offered(settings.transport)),
         staging=staging(parts.pool),
+        observe_handover=service.observe_handover,
     )
     service.transfer, service.ranks = transfer, len(parts.pools)
     parts.watch_layers(service.on_layers)

@@ -4,18 +4,18 @@ Two gateways of two processes each share a folder of batches, in front of null w
 process, a whole gateway or the workers are killed with SIGKILL. In the end each line must have exactly one answer, its
 own, in the output file of its batch, and the request of that answer must be in the ledger once. Exits with 1 when one
 has not.
+
+`--lanes N` shares lines and kills among N such services next to each other.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,13 +23,12 @@ from pathlib import Path
 
 import openai
 import psutil
-from bench.machine import this_machine
-from bench.results import Cell, publish
 
 from baton_testing.gateway.batch_client import ENDED, begin, client_of, line
 from baton_testing.gateway.fake_pool import pool_flags
-from baton_testing.processes.child_process import Child, get_status, wait_for
+from baton_testing.processes.child_process import Child, NotReadyError, get_status, wait_for
 from baton_wire.ledger_line import LineEvent, decode_line
+from campaigns.lanes import Campaign, LaneVerdict, Plan, kill_one_process
 
 MODEL = "null"
 STEP_MS = 1
@@ -40,8 +39,6 @@ WORKERS = "workers"
 START_S = 600.0
 """For a process to start, also on a machine that is busy with other work."""
 POLL_S = 1.0
-END_S = 3_600.0
-"""For the rest of the batches, after the last kill."""
 
 
 def tokens_of(number: int) -> int:
@@ -76,20 +73,19 @@ class BatchService:
             _kill(self._gateways[name])
             self._gateways[name] = self._start_gateway(name)
         else:
-            children = psutil.Process(self._gateways[name].pid).children()
-            processes = [child for child in children if "baton_gateway" in child.cmdline()]
-            if processes:
-                dice.choice(processes).kill()
+            kill_one_process(self._gateways[name].pid, dice)
         return what
 
     def stop(self) -> None:
-        """Stop everything, after last gateways have recovered the ledger of killed processes."""
-        for is_last in (False, True):
+        """Stop everything, after last gateways have recovered the ledger of killed processes. Raises NotReadyError."""
+        try:
             for name, gateway in self._gateways.items():
                 gateway.stop(60.0)
-                if not is_last:
-                    self._gateways[name] = self._start_gateway(name)
-        self._workers.stop()
+                self._gateways[name] = self._start_gateway(name)
+        finally:
+            for gateway in self._gateways.values():
+                gateway.stop(60.0)
+            self._workers.stop()
 
     def _start_gateway(self, name: str) -> Child:
         flags = ("--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", f"--processes={PROCESSES}", f"--name={name}")
@@ -128,9 +124,10 @@ class BatchVerdict:
     problems: list[str] = field(default_factory=list)
 
 
-async def answer_under_kills(service: BatchService, lines: int, kills: int, seed: int, verdict: BatchVerdict) -> None:
+async def answer_under_kills(service: BatchService, plan: Plan, verdict: BatchVerdict) -> None:
     """Create batches, kill at even progress while they are answered, and check the answers."""
-    dice, began = random.Random(seed), time.monotonic()
+    dice, began = random.Random(plan.seed), time.monotonic()
+    lines, kills = plan.amounts["lines"], plan.amounts["kills"]
     share = lines // BATCHES
     ids: dict[str, range] = {}
     async with client_of(f"http://127.0.0.1:{service.ports['gateway-0']}/v1") as client:
@@ -138,7 +135,6 @@ async def answer_under_kills(service: BatchService, lines: int, kills: int, seed
             numbers = range(at * share, lines if at == BATCHES - 1 else (at + 1) * share)
             content = "".join(line(f"q{n}", model=MODEL, max_tokens=tokens_of(n)) for n in numbers)
             ids[(await begin(client, content)).id] = numbers
-    until_s = time.monotonic() + END_S
     while True:
         answered, ended = await progress(service, ids)
         num_kills = verdict.killed.total()
@@ -148,7 +144,7 @@ async def answer_under_kills(service: BatchService, lines: int, kills: int, seed
             await asyncio.to_thread(service.await_routable)
         elif ended == len(ids):
             break
-        elif time.monotonic() > until_s:
+        elif time.monotonic() > plan.until_s:
             verdict.problems.append(f"{len(ids) - ended} batches have not ended: {answered} of {lines} are answered")
             break
         else:
@@ -224,48 +220,30 @@ def check_ledger(folder: Path, verdict: BatchVerdict) -> None:
         verdict.problems.append(f"{len(wrong)} answers are not in the ledger as finished exactly once: {wrong[:3]}")
 
 
-def run(folder: Path, lines: int, kills: int, seed: int) -> BatchVerdict:
+def run(folder: Path, plan: Plan) -> LaneVerdict:
     """Answer, kill, stop everything, and judge."""
     verdict = BatchVerdict()
     service = BatchService(folder)
     try:
         service.await_routable()
-        asyncio.run(answer_under_kills(service, lines, kills, seed, verdict))
+        asyncio.run(answer_under_kills(service, plan, verdict))
+    except NotReadyError as error:
+        verdict.problems.append(f"after {verdict.killed.total()} kills: {error}")
     finally:
-        service.stop()
+        try:
+            service.stop()
+        except NotReadyError as error:
+            verdict.problems.append(f"a last gateway: {error}")
     check_ledger(folder, verdict)
-    return verdict
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lines", type=int, default=2_000, help="(default %(default)s)")
-    parser.add_argument("--kills", type=int, default=10, help="(default %(default)s)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="folder for logs and answers (default: thrown away)")
-    options = parser.parse_args()
-    machine = this_machine()
-    os.nice(2)
-    with tempfile.TemporaryDirectory(prefix="baton-batches-") as temporary:
-        folder = options.keep or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        verdict = run(folder, options.lines, options.kills, options.seed)
-    rows: list[dict[str, Cell]] = [
-        {"what": f"kills: {what}", "count": count} for what, count in verdict.killed.most_common()
-    ]
-    rows += [
-        {"what": "lines", "count": options.lines},
-        {"what": "answers", "count": verdict.answered},
-        {"what": "requests that were interrupted, and computed again", "count": verdict.interrupted},
-        {"what": "problems", "count": len(verdict.problems)},
-    ]
-    per_s = verdict.answered / max(verdict.answering_s, 1e-9)
-    notes = [
-        f"{BATCHES} batches, seed {options.seed}, {verdict.answering_s:.0f} s, {per_s:.0f} lines/s with the kills."
-    ]
-    publish("batches", machine, notes + verdict.problems[:20], ("what", "count"), rows)
-    return 1 if verdict.problems else 0
+    counts = Counter({f"kills: {what}": count for what, count in verdict.killed.most_common()})
+    counts["lines"] = plan.amounts["lines"]
+    counts["answers"] = verdict.answered
+    counts["requests that were interrupted, and computed again"] = verdict.interrupted
+    counts["seconds of answering, of all lanes"] = round(verdict.answering_s)
+    if verdict.killed.total() < plan.amounts["kills"]:
+        verdict.problems.append(f"{verdict.killed.total()} kills of {plan.amounts['kills']}")
+    return LaneVerdict(counts, verdict.problems)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Campaign("batches", __doc__, {"lines": 2_000, "kills": 10}, run).main())

@@ -4,35 +4,33 @@ A gateway of two processes with a ledger stands in front of null workers. Client
 again a gateway process, the whole gateway or the workers are killed with SIGKILL. In the end each request that a client
 saw accepted must be in the ledger exactly once, with the tokens that the client received, or at most those of one
 frame a sequence more. Exits with 1 when a request is not.
+
+`--lanes N` shares the kills among N services next to each other.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import psutil
-from bench.machine import this_machine
-from bench.results import Cell, publish
 
 from baton_testing.gateway.billed_load import BilledLoad, Verdict, compare, running
 from baton_testing.gateway.fake_pool import pool_flags
 from baton_testing.gateway.three_tenants import key_file
-from baton_testing.processes.child_process import Child, get_status, wait_for
+from baton_testing.processes.child_process import Child, NotReadyError, get_status, wait_for
+from campaigns.lanes import Campaign, LaneVerdict, Plan, kill_one_process
 
 MODEL = "null"
 STEP_MS = 20
-LANES = 24
+CLIENTS = 24
 PROCESSES = 2
 FRAME_TOKENS = 1
 """Null workers send one token of a sequence with each frame."""
@@ -71,18 +69,16 @@ class BilledService:
             self._kill(self.gateway)
             self.gateway = self._start_gateway()
         else:
-            children = [
-                child for child in psutil.Process(self.gateway.pid).children() if "baton_gateway" in child.cmdline()
-            ]
-            if children:
-                dice.choice(children).kill()
+            kill_one_process(self.gateway.pid, dice)
 
     def stop(self) -> None:
-        """Stop everything, after a last gateway has recovered what killed processes left."""
-        self.gateway.stop(60.0)
-        self.gateway = self._start_gateway()
-        self.gateway.stop(60.0)
-        self.workers.stop()
+        """Stop everything, after a last gateway has recovered what killed processes left. Raises NotReadyError."""
+        try:
+            self.gateway.stop(60.0)
+            self.gateway = self._start_gateway()
+        finally:
+            self.gateway.stop(60.0)
+            self.workers.stop()
 
     def _kill(self, child: Child) -> None:
         family = child.family()
@@ -106,60 +102,51 @@ class BilledService:
         return child
 
 
-async def kill_under_load(service: BilledService, kills: int, seed: int) -> tuple[BilledLoad, Counter[str]]:
-    """Kill `kills` times while clients ask."""
-    dice, killed = random.Random(seed), Counter[str]()
-    load = BilledLoad(service.port, MODEL, seed)
-    async with running(load, LANES):
-        for _ in range(kills):
+async def kill_under_load(service: BilledService, load: BilledLoad, plan: Plan, killed: Counter[str]) -> None:
+    """Kill while clients ask, until all kills are made or the plan's time is over."""
+    dice = random.Random(plan.seed)
+    async with running(load, CLIENTS):
+        while killed.total() < plan.amounts["kills"] and time.monotonic() < plan.until_s:
             await asyncio.sleep(dice.uniform(*BETWEEN_S))
             what = dice.choices(("a gateway process", "gateway", "workers"), (6, 2, 2))[0]
             killed[what] += 1
             await asyncio.to_thread(service.kill, what, dice)
             await asyncio.to_thread(service.await_routable)
-    return load, killed
 
 
-def run(folder: Path, kills: int, seed: int) -> tuple[Verdict, BilledLoad, Counter[str]]:
-    """Kill, stop everything, and judge the ledger."""
+def run(folder: Path, plan: Plan) -> LaneVerdict:
+    """Kill, stop everything, and judge the ledger: also where a process did not start, by what clients have counted."""
     service = BilledService(folder)
+    load, killed, problems = BilledLoad(service.port, MODEL, plan.seed), Counter[str](), list[str]()
     try:
         service.await_routable()
-        load, killed = asyncio.run(kill_under_load(service, kills, seed))
+        asyncio.run(kill_under_load(service, load, plan, killed))
+    except NotReadyError as error:
+        problems.append(f"after {killed.total()} kills: {error}")
     finally:
-        service.stop()
+        try:
+            service.stop()
+        except NotReadyError as error:
+            problems.append(f"the last gateway: {error}")
+    if killed.total() < plan.amounts["kills"]:
+        problems.append(f"{killed.total()} kills in the time given, of {plan.amounts['kills']}")
     verdict = compare(load.counts, service.ledger, FRAME_TOKENS)
     left = [path.name for path in service.ledger.glob("*.open")]
     if left:
-        verdict.problems.append(f"tables that were not recovered: {', '.join(left)}")
-    return verdict, load, killed
+        problems.append(f"tables that were not recovered: {', '.join(left)}")
+    return LaneVerdict(_counts_of(verdict, load, killed), problems + verdict.problems)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20, help="(default %(default)s)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="folder for logs and the ledger (default: thrown away)")
-    options = parser.parse_args()
-    machine, began = this_machine(), time.monotonic()
-    os.nice(2)
-    with tempfile.TemporaryDirectory(prefix="baton-ledger-") as temporary:
-        folder = options.keep or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        verdict, load, killed = run(folder, options.kills, options.seed)
-    rows: list[dict[str, Cell]] = [{"what": f"kills: {what}", "count": count} for what, count in killed.most_common()]
-    rows += [{"what": "requests", "count": len(load.counts)}]
-    rows += [{"what": "accepted", "count": sum(count.is_accepted for count in load.counts)}]
-    rows += [{"what": kind, "count": count} for kind, count in sorted(verdict.kinds.items())]
-    rows += [
-        {"what": f"cut streams with {excess:g} tokens a sequence too many", "count": count}
-        for excess, count in sorted(verdict.excess.items())
-    ]
-    rows += [{"what": "requests that break the rule", "count": len(verdict.problems)}]
-    notes: list[Any] = [f"{LANES} clients, seed {options.seed}, {time.monotonic() - began:.0f} s."]
-    publish("ledger", machine, notes + verdict.problems[:20], ("what", "count"), rows)
-    return 1 if verdict.problems else 0
+def _counts_of(verdict: Verdict, load: BilledLoad, killed: Counter[str]) -> Counter[str]:
+    counts = Counter({f"kills: {what}": count for what, count in killed.most_common()})
+    counts["requests"] = len(load.counts)
+    counts["accepted"] = sum(count.is_accepted for count in load.counts)
+    counts.update(dict(sorted(verdict.kinds.items())))
+    for excess, count in sorted(verdict.excess.items()):
+        counts[f"cut streams with {excess:g} tokens a sequence too many"] = count
+    counts["requests that break the rule"] = len(verdict.problems)
+    return counts
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Campaign("ledger", __doc__, {"kills": 20}, run).main())

@@ -58,6 +58,23 @@ def test_sums_in_two_shots_are_those_in_one(triton_device: str, ranks: int, size
     assert same(RankRegions(ranks, triton_device, turn=1).run(parts, call), rank_sum_reference(parts))
 
 
+@pytest.mark.parametrize("shots", ["one_shot", "two_shot"])
+@pytest.mark.parametrize(("programs", "block"), [(1, 256), (3, 64), (128, 128)])
+def test_sums_are_the_same_however_they_are_launched(triton_device: str, programs: int, block: int, shots: str) -> None:
+    """Programs that were not launched have counted the turn too: the next exchange may need them."""
+    from baton_kernels.exchange.gpu import rank_sum as on_gpu
+
+    def call(x: Tensor, region: RankRegion) -> Tensor:
+        out = torch.full_like(x, float("nan"))
+        getattr(on_gpu, shots)(x, out, region, on_gpu.Launch(programs, block, 4))
+        return out
+
+    parts = parts_of(2, (1000,), torch.float32, triton_device)
+    regions = RankRegions(2, triton_device, turn=6)
+    assert same(regions.run(parts, call), rank_sum_reference(parts))
+    assert regions.states[1].tolist() == [7] * PROGRAMS + [0]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -126,4 +143,72 @@ def test_a_signal_of_a_turn_before_is_not_enough(triton_device: str, turns_ago: 
     regions = RankRegions(2, triton_device, turn)
     regions.signals(0).fill_(2 * 5 + 2)
     rank_sum(parts[0], regions.of(0))
+    assert is_lost(regions.of(0))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("ranks", "size"), [(2, 2), (2, 5000), (4, 1026)])
+def test_pushed_sums_are_exact_and_leave_empty_places(
+    triton_device: str, ranks: int, size: int, dtype: torch.dtype
+) -> None:
+    from baton_kernels.exchange.gpu.pushed_sum import pushed_sum
+
+    def call(x: Tensor, region: RankRegion) -> Tensor:
+        out = torch.full_like(x, float("nan"))
+        pushed_sum(x, out, region, 512)
+        return out
+
+    parts = parts_of(ranks, (size,), dtype, triton_device)
+    regions = RankRegions(ranks, triton_device, turn=3)
+    assert same(regions.run(parts, call), rank_sum_reference(parts))
+    own = regions.landings(ranks - 1)
+    assert bool((own[: ranks - 1] == 0xFF).all())
+    sent = regions.landings(0)[ranks - 1].view(dtype)[:size]
+    assert torch.equal(sent, parts[ranks - 1])
+    assert not is_lost(regions.of(0))
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (1, torch.float16), (PROGRAMS + 3, torch.bfloat16)])
+def test_pushed_sum_residual_and_norm_are_what_they_are_one_by_one(
+    triton_device: str, rows: int, dtype: torch.dtype
+) -> None:
+    from baton_kernels.exchange.gpu.pushed_sum import pushed_sum_norm
+
+    parts = parts_of(2, (rows, 96), dtype, triton_device)
+    residual, weight = parts_of(2, (rows, 96), dtype, triton_device)[1], torch.rand(96, device=triton_device).to(dtype)
+    expected, total = rank_sum_norm_reference(parts, residual, weight, 1e-5)
+    residuals: list[Tensor] = []
+
+    def call(x: Tensor, region: RankRegion) -> Tensor:
+        normed, added = pushed_sum_norm(x, residual, weight, 1e-5, region)
+        residuals.append(added)
+        return normed
+
+    first, second = RankRegions(2, triton_device).run(parts, call)
+    assert torch.equal(first, second)
+    assert same(residuals, total)
+    torch.testing.assert_close(first, expected, rtol=2**-6, atol=2**-6)
+
+
+def test_words_that_look_empty_are_sent_as_other_ones(triton_device: str) -> None:
+    from baton_kernels.exchange.gpu.pushed_sum import pushed_sum
+
+    parts = parts_of(2, (64,), torch.float32, triton_device)
+    parts[0].view(torch.int32)[5] = -1
+    regions = RankRegions(2, triton_device)
+    put = regions.landings(0)[1]
+    put[: parts[1].nbytes].copy_(parts[1].view(torch.uint8))
+    out = torch.zeros_like(parts[0])
+    pushed_sum(parts[0], out, regions.of(0))
+    assert bool(out[5].isnan())
+    assert torch.equal(out.isnan(), parts[0].isnan())
+    assert regions.landings(1)[0].view(torch.int32)[5].item() == 0x7FFF7FFF
+
+
+def test_pushed_words_that_never_land_are_given_up(triton_device: str) -> None:
+    from baton_kernels.exchange.gpu.pushed_sum import pushed_sum
+
+    parts = parts_of(2, (64,), torch.float32, triton_device)
+    regions = RankRegions(2, triton_device)
+    pushed_sum(parts[0], torch.zeros_like(parts[0]), regions.of(0))
     assert is_lost(regions.of(0))

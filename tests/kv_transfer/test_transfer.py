@@ -12,11 +12,12 @@ import pytest
 
 from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
 from baton_kv_transfer.handover import Verify
+from baton_kv_transfer.prefill.transfer import PrefillTransfer
 from baton_kv_transfer.transfer_parts import TransferParts
 from baton_testing.kv_transfer.builders import FAST, GEOMETRY, eventually, fingerprint, first_tokens, key_directory
 from baton_testing.kv_transfer.transfer_pair import Pair, Request, decode_worker, prefill_worker
 from baton_wire.discovery import Endpoint
-from baton_wire.messages.values import Finish, Reason
+from baton_wire.messages.values import Finish, Reason, RequestKey
 
 
 @pytest.mark.parametrize("order", ["reserved first", "computed first", "interleaved"])
@@ -274,22 +275,34 @@ async def test_many_requests_at_once_all_arrive(pair: Pair) -> None:
         assert p.transfer.stats().lanes == {"tcp x3": 1}
 
 
-async def test_durations_from_grant_to_verified_are_observed(tmp_path: Path) -> None:
-    seen: list[float] = []
+async def test_durations_of_verified_handovers_are_observed_on_both_sides(tmp_path: Path) -> None:
+    landed: list[tuple[RequestKey, float]] = []
+    sent: list[tuple[RequestKey, float]] = []
     keys = key_directory(tmp_path / "keys")
     p = prefill_worker(keys)
     d = decode_worker(keys)
-    parts = TransferParts(epoch=d.epoch, fingerprint=fingerprint(), geometry=GEOMETRY, keys=keys, config=FAST)
+
+    def parts(epoch: bytes) -> TransferParts:
+        return TransferParts(epoch=epoch, fingerprint=fingerprint(), geometry=GEOMETRY, keys=keys, config=FAST)
+
     memory = LandingMemory(1 << 16, host=memoryview(bytearray(1 << 16)))
-    d.transfer = DecodeTransfer(parts, [d.pool], d.record, memory, host="127.0.0.1", observe_handover_s=seen.append)
+    d.transfer = DecodeTransfer(
+        parts(d.epoch), [d.pool], d.record, memory, host="127.0.0.1", observe_handover=lambda *seen: landed.append(seen)
+    )
+    p.transfer = PrefillTransfer(parts(p.epoch), [p.pool], p.record, observe_handover=lambda *seen: sent.append(seen))
     await p.transfer.start()
     await d.transfer.start()
     request = Request(p, d, tokens=9)
     for step in (request.open, request.expect, request.compute_all, request.draw):
         step()
     await request.landed()
-    assert len(seen) == 1
-    assert 0 < seen[0] < 5
+    unwanted = Request(p, d, tokens=9)
+    for step in (unwanted.open, unwanted.compute_all, unwanted.draw):
+        step()
+    p.transfer.cancelled(unwanted.key)
+    await eventually(lambda: len(p.record.released) == 2)
+    assert [key for key, _ in landed] == [key for key, _ in sent] == [request.key]
+    assert all(0 < seconds < 5 for _, seconds in (*landed, *sent))
     await p.transfer.stop()
     await d.transfer.stop()
 

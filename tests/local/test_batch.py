@@ -227,12 +227,40 @@ def test_a_batch_whose_every_request_is_refused_fails_and_says_so_again_when_it_
     printed = capsys.readouterr()
     assert "has an answer for each of the 3 requests" in printed.err
     assert "baton: of them 3 refused, with 404; first: " in printed.err
-    assert "to ask these again, delete their lines from" in printed.err
+    assert "baton: --retry-refused removes the refusals from OUT and asks their requests again" in printed.err
 
     lines = [json.dumps(request(name, max_tokens=2)) + "\n" for name in "abcd"]
     (tmp_path / "in").write_text("".join(lines))
     assert main(arguments(tmp_path)) == 0, "one has an answer now"
     assert "3 of 4 requests are already answered" in capsys.readouterr().err
+
+
+def test_a_corrected_batch_asks_again_what_was_refused_and_each_line_has_one_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: corrected lines kept their old refusals in OUT, and those with a wrong field were never asked again."""
+    good = [json.dumps(request(name, max_tokens=2)) for name in ("first", "field", "cut", "twice")]
+    wrong_field = json.dumps(request("field", temprature=1))
+    (tmp_path / "in").write_text("\n".join([good[0], wrong_field, good[2][:-9], good[0]]) + "\n")
+    assert main(arguments(tmp_path)) == 0
+    first = next(line for line in (tmp_path / "out").read_text().splitlines() if '"custom_id":"first"' in line)
+
+    (tmp_path / "in").write_text("\n".join(good) + "\n")
+    capsys.readouterr()
+    assert main(arguments(tmp_path)) == 0
+    said = capsys.readouterr().err
+    assert "baton: of them 1 refused, with 400; first: " in said
+    assert "baton: other refusals in " in said
+    assert "of lines that IN does not have (any more): 2\n" in said
+    assert "--retry-refused" in said
+    assert len((tmp_path / "out").read_text().splitlines()) == 6, "four lines, and two refusals of former ones"
+
+    assert main([*arguments(tmp_path), "--retry-refused"]) == 0
+    assert "to ask their requests again: 3\n" in capsys.readouterr().err
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert first in lines, "an answer is not asked again"
+    assert sorted(json.loads(line)["custom_id"] for line in lines) == ["cut", "field", "first", "twice"]
+    assert {json.loads(line)["response"]["status_code"] for line in lines} == {200}
 
 
 def test_a_finished_batch_loads_no_engine(tmp_path: Path) -> None:

@@ -184,3 +184,47 @@ def test_refusals_in_the_file_are_known_by_their_status(tmp_path: Path, source: 
     with Answers(out, source) as answers:
         assert answers.refused == {IDS[1]: 404, IDS[2]: 400}
         assert answers.first_refusal == "b: no such model"
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_dropped_refusals_leave_the_answers_their_mode_and_the_lock(
+    tmp_path: Path, source: Path, is_linked: bool
+) -> None:
+    out, body = tmp_path / "out", b'{"error": {"message": "no such model"}}'
+    out.write_bytes(answer_line("b", 404, body) + A + answer_line("d", 400, body)[:-1])
+    out.chmod(0o640)
+    named = out
+    if is_linked:
+        named = tmp_path / "link"
+        named.symlink_to(out)
+    with Answers(named, source) as answers:
+        answers.drop_refused()
+        assert (answers.done, answers.refused) == ({IDS[0]}, {})
+        assert out.read_bytes() == A
+        with pytest.raises(StartError, match="another `baton batch` is writing to it"):
+            Answers(out, source)
+        answers.write(B)
+    assert out.read_bytes() == A + B
+    assert out.stat().st_mode & 0o777 == 0o640
+    assert named.is_symlink() is is_linked
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({"in", "out", named.name})
+
+
+def test_a_disk_that_is_full_while_refusals_are_dropped_leaves_the_file_as_it_is(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(file: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    out = tmp_path / "out"
+    before = A + answer_line("b", 404, b'{"error": {"message": "no such model"}}')
+    out.write_bytes(before)
+    with Answers(out, source) as answers:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", write)
+            with pytest.raises(LocalError, match="out: No space left on device; its refusals are left in it"):
+                answers.drop_refused()
+        assert out.read_bytes() == before
+        answers.write(C)
+    assert out.read_bytes() == before + C
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]

@@ -60,8 +60,18 @@ def test_a_restart_tells_how_the_process_ended(tmp_path: Path) -> None:
     kept.look(FACTS, {}, 1.0, 0.0)
     kept.note_end("chat-decode-0", -9)
     kept.look(HistoryFacts("0.2.0", {}, {"decode": 1}, {"decode": 4}, {"chat-decode-0": 2}), {}, 2.0, 2.0)
-    assert kept.history.entries[-1].text == "start 2: the one before was killed by SIGKILL"
-    assert exit_words(-250) == "the one before was killed by signal 250"
+    assert kept.history.entries[-1].text == "start 2: the one before was killed by SIGKILL, not by Baton"
+    assert exit_words(-250) == "the one before was killed by signal 250, not by Baton"
+
+
+def test_a_restart_says_why_baton_killed_the_process(tmp_path: Path) -> None:
+    """Found: only the terminal of `baton up` said it, and the history blamed an unknown SIGKILL."""
+    kept = KeptHistory(tmp_path / "history.json", keep, 0.0)
+    kept.look(FACTS, {}, 1.0, 0.0)
+    kept.note_end("chat-decode-0", -9, "did not answer for 30 s")
+    kept.look(HistoryFacts("0.2.0", {}, {"decode": 1}, {"decode": 4}, {"chat-decode-0": 2}), {}, 2.0, 2.0)
+    text = kept.history.entries[-1].text
+    assert text == "start 2: the one before was killed by Baton: it did not answer for 30 s"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"history": {"entries": [{"at": "x"}]}}'])

@@ -147,6 +147,20 @@ def test_without_a_running_one_the_logs_of_the_last_run_are_meant(base: Path) ->
     assert find_run(base, None, must_run=False) == last
 
 
+def test_the_run_that_ended_last_is_meant_though_another_started_later(base: Path) -> None:
+    """Found: `baton logs` after the end showed another deployment than the one that had just stopped."""
+    with claimed(base, "default.first"):
+        os.utime(RunDir(base / "default.first").lock, (1e9, 1e9))
+        with claimed(base, "default.second"):
+            pass
+        os.utime(RunDir(base / "default.second").lock, (1e9 + 5, 1e9 + 5))
+    assert find_run(base, None, must_run=False).root.name == "default.first"
+    log = RunDir(base / "default.second").log("gw")
+    log.write_text("the last line of a killed run\n")
+    os.utime(log, (4e9, 4e9))
+    assert find_run(base, None, must_run=False).root.name == "default.second"
+
+
 def test_old_run_folders_are_removed_and_running_or_young_ones_stay(base: Path) -> None:
     ended(base, "default.ancient", age_s=KEPT_S + 100.0)
     ended(base, "default.young", age_s=100.0)

@@ -69,6 +69,17 @@ def test_text_shows_every_process_and_latency() -> None:
     assert "TPOT  no requests yet; target p95 25.0 ms" in text
 
 
+def test_the_end_of_a_former_process_is_shown_with_its_cause() -> None:
+    """Found: after a restart nothing but the terminal of `baton up` said why Baton had killed a worker."""
+    cause = "killed by Baton: it did not answer for 30 s"
+    ended = dataclasses.replace(PREFILL, starts=2, last_end=cause, last_end_s=time.monotonic() - 200.0)
+    seen = dataclasses.replace(observation(), workers=((ended, SENT), (DECODE, RECEIVED)))
+    assert f"chat-prefill-a-0: the one before 3 min ago: {cause}" in as_text(seen).splitlines()
+    first, second = json.loads(json.dumps(as_json(seen)))["workers"]
+    assert (first["last_end"], second["last_end"], second["last_end_s_ago"]) == (cause, None, None)
+    assert first["last_end_s_ago"] == pytest.approx(200.0, abs=60.0)
+
+
 def test_each_pool_has_a_line_with_its_limits_and_its_reason() -> None:
     lines = as_text(observation()).splitlines()
     assert "pools (SLO)" in lines

@@ -175,7 +175,7 @@ def test_every_start_has_a_limit_not_only_the_first() -> None:
     assert supervisor.tick(21.0) == [Start("d0", 2)]
     late = 21.0 + PATIENCE.start_s
     assert quiet(supervisor.tick(late - 0.1)) == []
-    assert supervisor.tick(late) == [Say("d0: not ready after 200 s, killed"), Signal("d0", signal.SIGKILL)]
+    assert supervisor.tick(late) == [Say("d0: was not ready after 200 s, killed"), Signal("d0", signal.SIGKILL)]
     assert supervisor.tick(late + 0.1) == []
     supervisor.exited("d0", Exit(-9), late + 0.2)
     assert supervisor.tick(late + 2.2) == [Start("d0", 3)], "and the pause grows"
@@ -352,7 +352,11 @@ def test_a_process_that_baton_killed_for_its_silence_is_not_blamed_on_the_kernel
     supervisor.checked_live("p0", 1, False, 20.0)
     killed = supervisor.checked_live("p0", 1, False, 20.0 + PATIENCE.silent_s)
     assert Signal("p0", signal.SIGKILL) in killed
-    assert "killed by Baton, for the reason above" in message_of(supervisor.exited("p0", Exit(-signal.SIGKILL), 61.0))
+    assert supervisor.slots["p0"].kill_reason == "did not answer for 30 s"
+    words = "killed by Baton: it did not answer for 30 s"
+    assert f"p0: {words}" in message_of(supervisor.exited("p0", Exit(-signal.SIGKILL), 61.0))
+    slot = supervisor.slots["p0"]
+    assert (slot.last_end, slot.last_end_s, slot.kill_reason) == (words, 61.0, "")
     supervisor.tick(70.0)
     supervisor.announced("p0", at(9), 71.0)
     assert "not by Baton" in message_of(supervisor.exited("p0", Exit(-signal.SIGKILL), 80.0)), (

@@ -35,6 +35,14 @@ def test_a_verdict_shows_the_figures_that_it_follows_from() -> None:
     )
 
 
-def test_few_tokens_are_said_to_be_few() -> None:
-    assert verdict(quality(1.0, 10.0, tokens=120)).endswith("Only 120 tokens were compared: use a longer text.")
+@pytest.mark.parametrize("same", [1.0, 0.4])
+def test_few_tokens_carry_no_verdict(same: float) -> None:
+    """Found: "use it in its place" after 188 tokens, with every answer changed."""
+    text = verdict(quality(same, 10.0, tokens=188))
+    assert text.startswith(f"No verdict: only 188 tokens were compared, and it takes 2,000 ({same:.1%} of ")
+    assert text.endswith("3 of 20 answers differ). Use a longer text.")
+    assert not any(words in text for words in ("in its place", "lost"))
+
+
+def test_nothing_compared_is_said() -> None:
     assert verdict(quality(None, None, tokens=0)) == "Nothing was compared: use a longer text."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton_wire.rules.context_placement import ContextSide, is_long, place_context
 from baton_wire.rules.prompt_placement import LatencyTargets, Placement
@@ -110,3 +112,30 @@ def test_each_answer_is_one_of_the_three_for_any_load() -> None:
             for coming in (0.0, 1e4, 1e9):
                 decode = side(sessions, queued_tokens=queued, coming_tokens_s=coming)
                 assert place(side(60 - sessions, queued_tokens=10**7 - queued, coming_tokens_s=coming), decode)
+
+
+SECONDS = st.sampled_from([0.0, 1e-9, 0.004, 0.015, 2.0])
+TOKENS = st.sampled_from([0, 1, 1_700, 26_000])
+SIDES = st.builds(
+    ContextSide,
+    sequences=st.sampled_from([0, 1, 14]),
+    rows_s=SECONDS,
+    token_s=st.sampled_from([1e-9, TOKEN_S, 1.0]),
+    queued_tokens=TOKENS,
+    missing_tokens=TOKENS,
+    own_token_s=st.none() | SECONDS,
+    running_s=st.none() | SECONDS,
+    promised_s=SECONDS,
+    usual_rows_s=SECONDS,
+    coming_tokens_s=st.sampled_from([0.0, 1e6]),
+    has_slot=st.booleans(),
+    waiting=st.sampled_from([0, 3]),
+)
+
+
+@given(SIDES, SIDES, SECONDS, st.none() | st.sampled_from([1, 500]))
+def test_a_turn_is_placed_whatever_costs_are_measured_as_nothing(
+    prefill: ContextSide, decode: ContextSide, own_s: float, answer_tokens: int | None
+) -> None:
+    """A step that takes no time is a measured one: of a small model, whose cost is noise."""
+    assert place_context(prefill, decode, own_s, TARGETS, answer_tokens) in Placement

@@ -25,6 +25,12 @@ def test_older_changes_make_room() -> None:
     assert decode_history(encode_history(history)) == history
 
 
+def test_changes_leave_what_is_said_of_the_present() -> None:
+    history = DeploymentHistory().with_reasons({"decode": "at max"}, {"decode": 3})
+    later = history.with_changes([make_change(1.0, ChangeKind.DECISION, "decode", "2 to 3")])
+    assert (later.reasons, later.wanted) == (history.reasons, {"decode": 3})
+
+
 @pytest.mark.parametrize("char", ["x", '"', "\\", "\x00", "\n", "é", "𝄞"])
 def test_the_document_fits_whatever_its_texts_have(char: str) -> None:
     change = make_change(1e10, ChangeKind.RESTART, char * 9_999, char * 9_999)

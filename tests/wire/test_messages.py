@@ -18,6 +18,7 @@ from baton_wire.errors import BadFieldsError, BadMessageError
 from baton_wire.messages import gateway_link, pair_link
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.measures import WorkerCondition, WorkerMeasures
+from baton_wire.messages.packed_logprobs import pack_logprobs
 from baton_wire.messages.pair_link import PairMessage
 from baton_wire.messages.values import (
     MAX_FRAME_BYTES,
@@ -106,7 +107,9 @@ DOWN: list[Message] = [
 UP: list[Message] = [
     gateway_link.Tokens(
         step=7,
-        entries=(TokenEntry(request=ID, attempt=1, choice=0, first_index=0, ids=(5,), logprobs=(LOGPROB,)),),
+        entries=(
+            TokenEntry(request=ID, attempt=1, choice=0, first_index=0, ids=(5,), logprobs=pack_logprobs((LOGPROB,))),
+        ),
     ),
     gateway_link.LegFailed(request=ID, attempt=1, reason=Reason.PEER_LOST, detail="gone"),
 ]
@@ -306,7 +309,7 @@ def test_token_ids_are_little_endian_and_whole() -> None:
 def test_no_message_is_visited_by_the_garbage_collector() -> None:
     """They are immutable and refer to plain values, so no cycle goes through them. With 100,000 log probabilities
     waiting in a gateway, a full collection held up its loop for 70 ms."""
-    entries = (TokenEntry(bytes(16), 1, 0, 0, (7,), (TokenLogprob(-0.5, ((7, -0.5), (8, -1.5))),), None, None),)
+    entries = (TokenEntry(bytes(16), 1, 0, 0, (7,), pack_logprobs((LOGPROB,)), None, None),)
     message = decode(encode(gateway_link.Tokens(1, entries)), gateway_link.ToGateway)
     assert isinstance(message, gateway_link.Tokens)
     gc.collect(0)  # a tuple is no longer visited once a collection has seen that nothing in it is

@@ -20,6 +20,7 @@ from baton_wire.keys import KeyDirectory, write_new_key
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.flood import MOST_BAD_MESSAGES
 from baton_wire.messages.gateway_link import MAX_ENTRIES, Hello, LegFailed, Prefill, ToGateway, Tokens, WorkerState
+from baton_wire.messages.packed_logprobs import pack_logprobs
 from baton_wire.messages.values import (
     MAX_CONTEXT_TOKENS,
     Address,
@@ -153,7 +154,7 @@ async def test_a_prompt_of_a_million_tokens_comes_in_parts_and_whole(peer: Gatew
 
 def test_a_step_of_many_sequences_goes_out_in_messages_that_fit() -> None:
     top = tuple((token, -1.0) for token in range(20))
-    logprobs = (TokenLogprob(-1.0, top),) * 64
+    logprobs = pack_logprobs((TokenLogprob(-1.0, top),) * 64)
     entries = [TokenEntry(bytes(16), 1, 0, 0, tuple(range(64)), logprobs)] * 100
     plain = [TokenEntry(bytes(16), 1, 0, 0, (1,))] * (2 * MAX_ENTRIES + 1)
     for batch in (entries, plain, entries[:1], plain[:1]):

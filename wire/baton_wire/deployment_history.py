@@ -84,7 +84,7 @@ class DeploymentHistory(msgspec.Struct, frozen=True):
         while size > MAX_ENTRIES_BYTES:
             size -= len(_encode(entries[first])) + 1
             first += 1
-        return DeploymentHistory(entries[first:], self.reasons)
+        return DeploymentHistory(entries[first:], self.reasons, self.wanted)
 
 
 def make_change(at: float, kind: ChangeKind, subject: str, text: str) -> HistoryChange:

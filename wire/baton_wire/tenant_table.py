@@ -2,7 +2,8 @@
 
 A tenant's shard follows from its name, so that an edit changes one shard. Each shard has a generation of its own, and
 the newer one wins wherever it comes from: a mounted file or the operator's link. A shard that is absent is unknown, not
-empty. Keys are in it as SHA-256 digests alone.
+empty. Keys are in it as SHA-256 digests alone. Rows cannot be part of a cycle, so the garbage collector need not visit
+those of thousands of tenants.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class PriorityClass(enum.StrEnum):
     INTERACTIVE = "Interactive"
 
 
-class TenantKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class TenantKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """One key of a tenant."""
 
     sha256: Digest
@@ -48,7 +49,7 @@ class TenantKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """Wall clock; None: never."""
 
 
-class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """The limits of a tenant over all gateway processes together. None: no limit."""
 
     requests_per_minute: PerMinute | None = None
@@ -65,7 +66,7 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 NO_LIMITS = TenantLimits()
 
 
-class TenantRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class TenantRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """One tenant."""
 
     name: Name
@@ -80,7 +81,7 @@ class TenantRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """Classes that its requests may ask for; empty: all."""
 
 
-class TenantShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TenantShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A part of the table."""
 
     place: Annotated[int, Meta(ge=0, lt=NUM_SHARDS)]

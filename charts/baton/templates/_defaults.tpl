@@ -34,6 +34,10 @@ networkPolicy:
 monitoring: {namespace: "", podMonitor: false, prometheusRule: false, labels: {}, interval: "", dashboards: {enabled: false, labels: {grafana_dashboard: "1"}}}
 serviceMonitor: {enabled: false}
 batches: {claimName: "", namespaces: [], concurrency: 64, maxFileSize: 512Mi, maxTenantSize: 10Gi, maxTenantFiles: 1000}
+identity:
+  namespaces: []
+  jwt: {issuer: "", audience: "", claim: sub, jwks: {url: "", configMapName: ""}, caBundle: {configMapName: ""}, algorithms: [], leewaySeconds: 60}
+  trustedHeader: {secretName: ""}
 ledger: ""
 metricsCompat: ""
 llmdLabels: false

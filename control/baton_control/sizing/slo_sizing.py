@@ -209,7 +209,7 @@ def _served(spec: SizingSpec, store: TelemetryStore, now: float) -> dict[Role, L
             share, requests = met
             sketch = lately.ttft if role is Role.PREFILL else lately.tpot
             reached_s = sketch.quantile(spec.targets.share(role))
-            served[role] = Lateness(requests, (1.0 - share) * requests, reached_s)
+            served[role] = Lateness(requests, (1.0 - share) * requests, reached_s, lately.unserved)
     return served
 
 

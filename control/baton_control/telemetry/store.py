@@ -249,7 +249,7 @@ class TelemetryStore:
             if gateway.reported_s is None or window.seconds <= 0:
                 return Unknown("a gateway has reported nothing since the last decision")
             if window.has_gap:
-                return Unknown("a summary of a gateway was lost")
+                return Unknown("a report of a gateway did not arrive")
             count, sample = float(window.count), window.sample[:MAX_SAMPLE]
             self._late += [] if count else sample
             readings.append(measure_arrivals(count, max(0.1, window.seconds), sample, gateway.reported_s, now))

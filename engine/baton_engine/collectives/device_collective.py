@@ -14,7 +14,7 @@ from baton_engine.collectives.collective import Collective, RankLostError, RankS
 from baton_engine.collectives.shared_device_memory import DeviceMemoryHandle
 from baton_kernels.dense.rms_norm import add_rms_norm
 from baton_kernels.exchange.rank_exchange import norms_together, rank_gather, rank_sum, rank_sum_norm
-from baton_kernels.exchange.rank_region import MOST_LOOKS, REGION_BYTES, STATE_WORDS, RankRegion
+from baton_kernels.exchange.rank_region import LANDINGS_AT, MOST_LOOKS, REGION_BYTES, STATE_WORDS, RankRegion
 
 
 class DeviceCollective:
@@ -25,6 +25,7 @@ class DeviceCollective:
         DeviceMemoryError."""
         self._share = host.share
         self._own = torch.zeros(REGION_BYTES, dtype=torch.uint8, device=device)
+        self._own[LANDINGS_AT:].fill_(0xFF)
         torch.cuda.synchronize(device)
         addresses = torch.tensor(self._map_regions(host), dtype=torch.int64, device=device)
         state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
@@ -37,6 +38,15 @@ class DeviceCollective:
     @property
     def share(self) -> RankShare:
         return self._share
+
+    @property
+    def device(self) -> torch.device:
+        return self._own.device
+
+    @property
+    def region(self) -> RankRegion:
+        """The memory that the kernels exchange through."""
+        return self._region
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return rank_sum(x, self._region)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class ContentPart:
+class ContentPart(msgspec.Struct, frozen=True):
     """Text for the user."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningPart:
+class ReasoningPart(msgspec.Struct, frozen=True):
     """Text of the model's reasoning."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallPart:
+class CallPart(msgspec.Struct, frozen=True):
     """The beginning of a tool call. `number` counts the calls of one choice from 0."""
 
     number: int
@@ -29,8 +28,7 @@ class CallPart:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentsPart:
+class ArgumentsPart(msgspec.Struct, frozen=True):
     """The next piece of the JSON text of a call's arguments."""
 
     number: int
@@ -90,7 +88,7 @@ def merge_parts(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
             merged += parts[begin:end]
         else:
             text = "".join(part.text for part in parts[begin:end] if not isinstance(part, CallPart))
-            merged.append(replace(first, text=text))
+            merged.append(msgspec.structs.replace(first, text=text))
     return merged
 
 

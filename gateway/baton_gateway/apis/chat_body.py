@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from baton_gateway.answers.tool_use import Tool
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.openai_api.openai_types import ChatRequest, parse_chat
@@ -108,7 +110,9 @@ class ChatBody:
             chat = parse_chat(self.fields | {"messages": [_simplify(turn.message) for turn in turns]})
             tools = tuple(map(_with_path, chat.tool_use.tools, self._tools))
             tool_use = replace(chat.tool_use, tools=tools)
-            return replace(chat, options=replace(chat.options, ignored=ignored), tool_use=tool_use)
+            return msgspec.structs.replace(
+                chat, options=msgspec.structs.replace(chat.options, ignored=ignored), tool_use=tool_use
+            )
         except RefusedError as refusal:
             param = refusal.problem.param or ""
             if (tool := _TOOL.match(param)) is not None and int(tool[1]) < len(self._tools):

@@ -6,7 +6,6 @@ items of the assistant are merged into one turn. docs/api-http.md lists the fiel
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -94,9 +93,9 @@ def parse_response(
     fields.refuse("moderation", "nothing is moderated here")
     fields.ignore("metadata", *_IGNORED, max_bytes=MAX_IGNORED_BYTES)
     request = body.parse((*fields.end(unknown), *tools.skipped))
-    options = replace(request.options, is_held=True)  # a stream's too: its last events repeat it
+    options = msgspec.structs.replace(request.options, is_held=True)  # a stream's too: its last events repeat it
     check_held("max_output_tokens", options)
-    return replace(request, options=options), ResponsesForm(echo, tools.others)
+    return msgspec.structs.replace(request, options=options), ResponsesForm(echo, tools.others)
 
 
 _ECHOED: dict[str, Any] = {

@@ -60,6 +60,13 @@ class Exchange:
     live: LiveRequest | None = None
     session: int | None = None
     """A number of the session that the client named."""
+    refusal: str = ""
+    """The code of the error that the client got instead of an answer; empty: none."""
+
+    @property
+    def code(self) -> str:
+        """Why the request has no whole answer, as a code; empty: it has one, or its client left."""
+        return self.refusal or ("" if self.live is None else self.live.end_code)
 
     def begin(self, live: LiveRequest) -> LiveRequest:
         """Take the generating request that has begun, and put it into the exchange's trace."""
@@ -67,6 +74,7 @@ class Exchange:
         live.trace = self.trace
         if self.trace is not None and self.trace.is_sampled:
             live.times.exemplar = self.trace.exemplar
+            live.life.trace_id = bytes.fromhex(self.trace.trace_id)
         return live
 
     def name_ignored(self, ignored: Sequence[str]) -> None:
@@ -117,6 +125,8 @@ class AccessLog:
             "id": exchange.id, "method": known_method, "path": exchange.path, "status": status,
             "s": round(now - exchange.began_s, 4), "tenant": exchange.tenant,
         }  # fmt: skip
+        if exchange.code:
+            line["code"] = exchange.code
         if exchange.live is not None:
             line |= _generation_fields(exchange.live)
         _log.info("%s", _encode(line | ({"left_out": left_out} if left_out else {})).decode())

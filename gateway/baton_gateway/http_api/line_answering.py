@@ -11,8 +11,9 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextvars import Context
-from dataclasses import replace
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from baton_gateway import errors
 from baton_gateway.batches.batch_run import LineAnswer
@@ -146,7 +147,9 @@ class LineAnswering:
 def _in_batch_class(request: AnyRequest) -> AnyRequest:
     if request.options.stream:
         raise unsupported("stream", "a batch collects whole answers")
-    return replace(request, options=replace(request.options, priority=PriorityClass.BATCH))
+    return msgspec.structs.replace(
+        request, options=msgspec.structs.replace(request.options, priority=PriorityClass.BATCH)
+    )
 
 
 def _problem(problem: Problem, request_id: str, *, is_transient: bool = True) -> LineAnswer:

@@ -7,7 +7,8 @@ its served name. Answers repeat the name that the client wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+import msgspec
 
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.workers.linked_workers import WorkerTable
@@ -42,4 +43,6 @@ class ModelNames:
         served = self.served(name)
         if served == name:
             return request
-        return replace(request, options=replace(request.options, model=served, alias=name))
+        return msgspec.structs.replace(
+            request, options=msgspec.structs.replace(request.options, model=served, alias=name)
+        )

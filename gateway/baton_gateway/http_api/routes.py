@@ -62,6 +62,7 @@ from baton_gateway.page.static_files import DATA, PAGE, is_static
 from baton_gateway.records.record_desk import RecordDesk
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
+from baton_gateway.requests.record_keeping import refused_trail
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.tenancy.tenants import Tenants
@@ -260,6 +261,7 @@ class HttpApi:
                 self._charge(request, tenant, endpoint)
                 return await endpoint.handler(request, tenant)
             except RefusedError as refusal:
+                self._note_refusal(exchange, refusal.problem)
                 return problem_response(refusal.problem, exchange.id, form)
         except ConnectionError:
             raise
@@ -268,6 +270,14 @@ class HttpApi:
                 raise
             self._complaints.say("a request failed", exchange.id, error)
             return problem_response(errors.internal_error(), exchange.id, form)
+
+    def _note_refusal(self, exchange: Exchange, problem: Problem) -> None:
+        """Note a refusal for the access log, and keep the record of a request that did not begin."""
+        exchange.refusal = problem.code or problem.type
+        if exchange.live is None and exchange.tenant is not None and not exchange.is_probe:
+            now = asyncio.get_running_loop().time()
+            trail = refused_trail(exchange.id, exchange.tenant, exchange.refusal, exchange.began_s, now)
+            self._relay.records.add_refused(trail)
 
     def _charge(self, request: web.BaseRequest, tenant: Tenant, endpoint: HttpEndpoint) -> None:
         """Charge the loop's time for this request to its tenant, and that for a probe to the gateway itself."""
@@ -306,6 +316,7 @@ class HttpApi:
             for live, writer in list(self._streams):
                 if writer.is_stalled(now):
                     self._metrics.stalled()
+                    live.is_read_slowly = True
                     self._relay.client_gone(live)
                     writer.abort()
 
@@ -445,6 +456,8 @@ class HttpApi:
     def _cut(self, request: web.BaseRequest) -> None:
         """End the connection of a client that stopped reading."""
         self._metrics.stalled()
+        if (live := request[EXCHANGE].live) is not None:
+            live.is_read_slowly = True
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError("the client does not read")

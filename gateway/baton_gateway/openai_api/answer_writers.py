@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from baton_gateway.errors import Problem, RefusedError, internal_error, out_of_memory
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm
 from baton_gateway.openai_api.collected_message import CollectedMessage
@@ -103,8 +105,7 @@ class _CollectedChoice:
     """The ids of the tokens so far; None: they are not requested."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectedAnswer:
+class CollectedAnswer(msgspec.Struct, frozen=True):
     """A whole answer, of about `size` bytes."""
 
     form: AnswerForm

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Any
 
 from baton_gateway.errors import invalid
@@ -30,8 +29,7 @@ class EncodeTask(enum.Enum):
     CLASSIFY = "classify"
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeRequest(CompletionRequest):
+class EncodeRequest(CompletionRequest, frozen=True):
     """A request without an answer in text. Its inputs are `prompts`, its options those of a completion's prompt."""
 
     task: EncodeTask = EncodeTask.EMBED

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -49,8 +48,7 @@ def parse_object(body: bytes, counts: JsonCounts) -> dict[str, Any]:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class JsonCounts:
+class JsonCounts(msgspec.Struct, frozen=True):
     """Counts of the bytes between strings. They describe the value only if the text is valid JSON."""
 
     values: int

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from baton_gateway.answers.tool_grammars import is_constrained
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
@@ -66,8 +67,7 @@ class ApiEndpoint(enum.Enum):
     COMPLETIONS = "completions"
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """Generation options, the same for both endpoints. None: the default."""
 
     model: str
@@ -129,8 +129,7 @@ _NO_ANSWER = Options(
 """Options of a request that only has prompts."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
+class ChatRequest(msgspec.Struct, frozen=True):
     options: Options
     messages: tuple[ChatMessage, ...]
     tool_use: ToolUse = NO_TOOLS
@@ -139,8 +138,7 @@ class ChatRequest:
     """The number of reasoning tokens after which its end is forced; None: the model ends it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
+class CompletionRequest(msgspec.Struct, frozen=True):
     options: Options
     prompts: tuple[str | tuple[int, ...], ...]
     echo: bool
@@ -243,7 +241,8 @@ def _options(
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
     for name, reason, harmless in _NOT_SERVED:
         fields.refuse(name, reason, harmless)
-    options = replace(options, ignored=fields.end(unknown))
+    if ignored := fields.end(unknown):
+        options = msgspec.structs.replace(options, ignored=ignored)
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:
         raise invalid("min_tokens", f"'min_tokens' must not exceed 'max_tokens' ({options.max_tokens}).")
     return options
@@ -255,8 +254,8 @@ def read_plain_options(fields: Fields, unknown: UnknownFields) -> Options:
     truncation = _truncation(fields.integer("truncate_prompt_tokens", -1, MAX_TOKENS))
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
     priority = read_priority(fields)
-    options = replace(_NO_ANSWER, model=model, truncate_prompt_tokens=truncation, priority=priority)
-    return replace(options, ignored=fields.end(unknown))
+    options = msgspec.structs.replace(_NO_ANSWER, model=model, truncate_prompt_tokens=truncation, priority=priority)
+    return msgspec.structs.replace(options, ignored=fields.end(unknown))
 
 
 def check_held(field: str, options: Options, prompts: int = 1) -> None:

@@ -7,7 +7,6 @@ once per stream.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,8 +28,7 @@ MAX_PARAM_CHARS = 512
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct, frozen=True):
     """The fields that all messages of one response share."""
 
     endpoint: ApiEndpoint
@@ -57,8 +55,7 @@ class ResponseHead:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
+class AnswerHead(msgspec.Struct, frozen=True):
     """The properties of an answer that its writer needs before the first token."""
 
     head: ResponseHead
@@ -82,8 +79,7 @@ class AnswerHead:
         return logprobs_json(self.head.endpoint, self.text) if self.wants_logprobs else None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """The tokens that a request used."""
 
     prompt_tokens: int
@@ -108,8 +104,7 @@ class Usage:
         return fields
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedChoice:
+class FinishedChoice(msgspec.Struct, frozen=True):
     """One choice of a response that is not streamed."""
 
     message: CollectedMessage

@@ -14,37 +14,39 @@ from dataclasses import dataclass, field
 
 from baton_gateway.answers.output_parts import AnswerPart, ContentPart, merge_parts
 from baton_gateway.errors import Problem, out_of_memory
-from baton_gateway.openai_api.answer_bounds import VALUE_BYTES
 from baton_gateway.openai_api.answer_forms import OPENAI, AnswerForm, EventWriter
 from baton_gateway.openai_api.answer_writers import ID_BYTES, AnswerCharge, ChargeMemory, charge_nothing
 from baton_gateway.openai_api.json_pieces import PIECE_BYTES, EncodedJson, JsonBytes, even_pieces
-from baton_gateway.openai_api.logprob_json import CompletionLogprobs
+from baton_gateway.openai_api.logprob_json import CompletionLogprobs, LogprobsJson
 from baton_gateway.openai_api.openai_types import ApiEndpoint
 from baton_gateway.openai_api.response_encoding import AnswerHead, Usage
-from baton_gateway.text.choice_text import Increment, TokenInfo
+from baton_gateway.text.choice_text import Increment
 from baton_wire.messages.values import PACKED_ID_BYTES
 
 MAX_BUFFERED_BYTES = 256 << 10
 MERGE_ABOVE_BYTES = 64 << 10
 TURN_BYTES = 256 << 10
-"""About the bytes that are encoded at once; with log probabilities one or two ms."""
+"""About the bytes that are written at once."""
 STALL_S = 30.0
 _PUMP_S = 0.05
 _NEXT_TURN_S = 0.002
+_LEAST_MERGED = 256
+"""Parts of a choice that wait before they are merged: a part takes some 100 bytes more than its text."""
 _STEPS_BEHIND = 4
 """Steps of all its choices that a stream may lag behind, however large one step is."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """Parts of one choice that are not encoded yet."""
+    """Parts of one choice that are not written yet. Only text and ids are still to be encoded."""
 
     parts: list[AnswerPart] = field(default_factory=list)
-    tokens: list[TokenInfo] = field(default_factory=list)
+    merge_at: int = _LEAST_MERGED
+    """The number of parts at which neighbours of one kind are merged. Where nothing merges, it doubles."""
+    logprobs: LogprobsJson | None = None
+    """Log probabilities of the tokens, after those of an echoed prompt; None: there are none."""
     ids: array[int] = field(default_factory=lambda: array("I"))
     """Ids of the tokens, if they are requested."""
-    echo: CompletionLogprobs | None = None
-    """Log probabilities of the prompt, with which the parts begin."""
     finish: str | None = None
     stop: str | None = None
     size: int = 0
@@ -123,8 +125,12 @@ class StreamingWriter:
     def echo(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> None:
         if self._is_over:
             return
-        size = len(text) + (0 if logprobs is None else logprobs.size)
-        self._pending[choice] = _Pending([ContentPart(text)], echo=logprobs, size=size)
+        pending = self._pending[choice] = _Pending([ContentPart(text)], size=len(text))
+        if logprobs is not None and self._answer is not None:
+            pending.logprobs = self._answer.logprobs()
+            if isinstance(pending.logprobs, CompletionLogprobs):
+                pending.size += pending.logprobs.add_encoded(logprobs)
+        size = pending.size
         self._pending_bytes += size
         self._allowed_bytes += size
 
@@ -135,10 +141,15 @@ class StreamingWriter:
         if pending is None:
             pending = self._pending[choice] = _Pending()
         pending.parts += increment.output_parts
+        if len(pending.parts) >= pending.merge_at:
+            pending.parts = merge_parts(pending.parts)
+            pending.merge_at = max(_LEAST_MERGED, 2 * len(pending.parts))
         size = len(increment.text) + self._prompt_bytes.pop(choice, 0)
-        if increment.tokens:
-            pending.tokens += increment.tokens
-            size += sum(VALUE_BYTES * (1 + _alternatives(info)) for info in increment.tokens)
+        if increment.tokens and self._answer is not None:
+            if pending.logprobs is None:
+                pending.logprobs = self._answer.logprobs()
+            if pending.logprobs is not None:
+                size += pending.logprobs.add(increment.tokens)
         if increment.ids:
             pending.ids.extend(increment.ids)
             size += ID_BYTES * len(increment.ids)
@@ -256,16 +267,11 @@ class StreamingWriter:
             self._begun[choice] = True
             events += self._writer.beginning(choice)
         parts = merge_parts(pending.parts)
-        logprobs = self._answer.logprobs() if pending.tokens or pending.echo is not None else None
-        ids = pending.ids or None
+        logprobs, ids = pending.logprobs, pending.ids or None
         if logprobs is None and ids is None:
             for part in parts:
                 events += self._writer.part(choice, part)
         else:
-            if pending.echo is not None and isinstance(logprobs, CompletionLogprobs):
-                logprobs.add_encoded(pending.echo)
-            if logprobs is not None:
-                logprobs.add(pending.tokens)
             events += self._writer.detailed(choice, parts, logprobs, ids)
         if pending.finish is not None:
             events += self._writer.finish(choice, pending.finish, pending.stop)
@@ -315,7 +321,3 @@ def _prompt_bytes(answer: AnswerHead) -> dict[int, int]:
         return dict(enumerate(sizes))
     choices_per_prompt = max(1, answer.num_choices // len(sizes))
     return {choice: sizes[choice // choices_per_prompt] for choice in range(answer.num_choices)}
-
-
-def _alternatives(info: TokenInfo) -> int:
-    return 0 if info.logprob is None else len(info.logprob.top)

@@ -46,7 +46,7 @@ MEANINGS: dict[str, str] = {
     Part.HELD: "held at the gateway: every worker that could take it was busy",
     Part.ROUTING: "choosing workers",
     Part.LINKS: "between gateway and worker: no process accounts for this time",
-    Part.PREFILL_QUEUE: "waiting in the queue of the prefill worker",
+    Part.PREFILL_QUEUE: "waiting in the queue of the worker that computes the prompt",
     Part.PREFILL: "computing the prompt",
     Part.FIRST_TOKEN: "drawing the first token",
     Part.RESERVATION: "waiting for blocks at the decode worker",

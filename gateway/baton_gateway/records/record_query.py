@@ -6,7 +6,7 @@ import heapq
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated
 from urllib.parse import parse_qsl
 
@@ -95,7 +95,10 @@ def parse_query(text: str) -> RecordQuery:
 def answer_query(ring: RecordRing, query: RecordQuery) -> RecordsPage:
     """Answer a query from the records of this process."""
     addresses = ring.addresses()
-    wanted: Iterator[KeptRecord] = (kept for kept in ring.latest() if query.fits(kept))
+    kept_records = ring.latest()
+    if query.id is not None or query.missed:
+        kept_records = chain(kept_records, ring.refused())
+    wanted: Iterator[KeptRecord] = (kept for kept in kept_records if query.fits(kept))
     if query.slowest is not None:
         wanted = iter(heapq.nlargest(query.slowest, wanted, key=lambda kept: kept.duration_s))
     records = [_with_workers(kept.record(), addresses) for kept in islice(wanted, MAX_ANSWERED)]

@@ -18,6 +18,8 @@ from baton_gateway.records.trail import KeptTrail
 
 MAX_RECORDS = 10_000
 MAX_BYTES = 32 << 20
+MAX_REFUSED = 1_000
+"""Records of requests that were refused before they began: a flood of them pushes no other record out."""
 MAX_ADDRESSES = 1_024
 """Workers whose addresses are remembered."""
 _encode = msgspec.msgpack.Encoder().encode
@@ -43,6 +45,14 @@ class KeptRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _kept_decoder = msgspec.msgpack.Decoder(KeptRecord)
 
 
+def _encode_record(trail: KeptTrail) -> bytes:
+    facts = trail.facts
+    duration_s = trail.marks[-1].at_s - trail.began_s if trail.marks else 0.0
+    return _encode(
+        KeptRecord(facts.id, facts.tenant, duration_s, facts.missed, msgspec.Raw(_encode(trail)), facts.answer)
+    )
+
+
 class RecordRing:
     """The latest records; the oldest ones make room."""
 
@@ -50,6 +60,7 @@ class RecordRing:
         """`max_records` 0: none are kept. `epoch`: this process, in the answers to queries."""
         self._max_records, self._max_bytes, self.epoch = max_records, max_bytes, epoch
         self._kept: deque[bytes] = deque()
+        self._refused: deque[bytes] = deque(maxlen=MAX_REFUSED)
         self._bytes = 0
         self._addresses: dict[bytes, str] = {}
         self.interruptions = Interruptions()
@@ -68,12 +79,18 @@ class RecordRing:
         """Yield the records, the latest first."""
         return map(_kept_decoder.decode, reversed(self._kept))
 
+    def refused(self) -> Iterator[KeptRecord]:
+        """Yield the records of requests that were refused before they began, the latest first."""
+        return map(_kept_decoder.decode, reversed(self._refused))
+
+    def add_refused(self, trail: KeptTrail) -> None:
+        """Keep the trail of a request that was refused before it began."""
+        if self.is_on:
+            self._refused.append(_encode_record(trail))
+
     def add(self, trail: KeptTrail) -> None:
         """Keep a trail whose request has ended."""
-        facts = trail.facts
-        duration_s = trail.marks[-1].at_s - trail.began_s if trail.marks else 0.0
-        raw = msgspec.Raw(_encode(trail))
-        encoded = _encode(KeptRecord(facts.id, facts.tenant, duration_s, facts.missed, raw, facts.answer))
+        encoded = _encode_record(trail)
         self._kept.append(encoded)
         self._bytes += len(encoded)
         while len(self._kept) > self._max_records or self._bytes > self._max_bytes:

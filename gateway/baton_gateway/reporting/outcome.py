@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 
 class TraceResult(enum.Enum):
@@ -37,8 +38,7 @@ class Outcome(enum.StrEnum):
     """The client went away or read too slowly."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTotals:
+class RequestTotals(msgspec.Struct, frozen=True):
     """Tokens and attempts of one request from its arrival to its end."""
 
     prompt_tokens: int

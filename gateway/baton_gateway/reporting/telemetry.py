@@ -7,8 +7,9 @@ everything is bounded, whatever the traffic. Plain bookkeeping; `operator_link` 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from random import Random
+
+import msgspec
 
 from baton_gateway.workers.linked_workers import LinkedWorker
 from baton_wire.messages.measures import (
@@ -26,8 +27,7 @@ from baton_wire.rules.context_reuse import ContextReuse
 from baton_wire.sketch import Sketch
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
+class _Prompt(msgspec.Struct, frozen=True):
     tokens: int
     cached: int
     max_tokens: int

@@ -31,7 +31,7 @@ from baton_gateway.requests.fair_eviction import RoomClaim, select_evictions
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.tenant_queue import TenantQueue
 from baton_gateway.requests.waiting_line import STANDARD_PLACE, QueuePlace, WaitingRequest
-from baton_wire.messages.operator_link import LimitMeasure, LimitUse
+from baton_wire.messages.operator_link import LimitUse
 
 SPARE = 8
 """1/SPARE of `max_running` is allowed on top, less what the tenant has running for its weight."""
@@ -69,6 +69,8 @@ class Admission:
         self._limits = limits
         self._tickets = itertools.count(1)
         self._queues: dict[str, TenantQueue] = {}
+        self._first_use = 0
+        """The place of the tenant with which the next list of sequences begins."""
         self._owner: dict[int, TenantQueue] = {}
         self._running: dict[int, _Running] = {}
         """Running requests by ticket."""
@@ -92,13 +94,13 @@ class Admission:
         queue.tenant = tenant
         return self._start_waiting()
 
-    def sequence_uses(self, most: int) -> Iterator[LimitUse]:
-        """The sequences of tenants that have a limit of them over all processes, of at most `most` tenants."""
-        limited = (queue for queue in self._queues.values() if queue.tenant.limits.max_concurrent is not None)
-        for queue in itertools.islice(limited, most):
-            limit = queue.tenant.limits.max_concurrent or 0
-            wanted = queue.running + queue.queued
-            yield LimitUse(queue.tenant.name, LimitMeasure.CONCURRENT, limit, wanted, queue.running)
+    def sequence_uses(self, most: int) -> list[LimitUse]:
+        """List the sequences of tenants that have a limit of them over all processes, of at most `most` tenants. Those
+        that are left out come next time."""
+        limited = [queue for queue in self._queues.values() if queue.tenant.limits.max_concurrent is not None]
+        begin = self._first_use % len(limited) if len(limited) > most else 0
+        self._first_use = begin + most
+        return [queue.sequence_use() for queue in (limited[begin:] + limited[:begin])[:most]]
 
     @property
     def num_running(self) -> int:

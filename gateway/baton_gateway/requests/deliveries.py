@@ -20,9 +20,10 @@ from baton_wire.messages.values import TokenEntry
 TURN_S = 0.001
 """How long tokens of one tenant are delivered before other callbacks of the loop run."""
 MAX_WAITING = 131_072
-"""Entries that may wait before links are read on: some 40 MB, plain ones or those with log probabilities, which count
-as LOGPROBS_ENTRIES. A smaller bound is reached by one tenant's log probabilities, and then holds up all others."""
-LOGPROBS_ENTRIES = 8
+"""Entries that may wait before links are read on: some 40 MB, or 10 MB of those with log probabilities, which count
+for several. A smaller bound is reached by one tenant's log probabilities, and then holds up all others."""
+ENTRY_LOGPROBS_BYTES = 32
+"""Bytes of log probabilities that count as one entry more: they take longer to deliver than plain ones."""
 PART_SIZE = 128
 """The most that is delivered of one request before the time is looked at. One with 1,024 choices and log probabilities
 brings 100 ms of work in a step of its worker."""
@@ -143,4 +144,4 @@ def _holder(live: LiveRequest) -> str:
 
 
 def _size(entry: TokenEntry) -> int:
-    return 1 if entry.logprobs is None else LOGPROBS_ENTRIES
+    return 1 if entry.logprobs is None else 1 + len(entry.logprobs) // ENTRY_LOGPROBS_BYTES

@@ -7,12 +7,12 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
 from baton_gateway.answers.parse_plan import ParsePlan
-from baton_gateway.errors import Problem
+from baton_gateway.errors import SLOW_CLIENT, Problem
 from baton_gateway.ledger.request_ledger import LedgerEntry
 from baton_gateway.openai_api.answer_bounds import bytes_ahead, values_bytes
 from baton_gateway.openai_api.answer_writers import AnswerWriter
@@ -119,6 +119,8 @@ class LiveRequest:
     """How it ended; empty: it has not."""
     problem: Problem | None = None
     """The error that it ended with."""
+    is_read_slowly: bool = False
+    """True once its connection was closed because the client read too slowly."""
     entry: LedgerEntry | None = None
     """Its entry in the ledger, from its first attempt until its client has the answer; None: it has none."""
     usage: Usage | None = None
@@ -134,6 +136,13 @@ class LiveRequest:
 
     encoding: EncodePlan | None = None
     """How its prompts are encoded, once they are built; None: they are answered."""
+
+    @property
+    def end_code(self) -> str:
+        """Why it has no whole answer: its error's code, or `SLOW_CLIENT`; empty: it has one, or its client left."""
+        if self.problem is not None:
+            return self.problem.code or self.problem.type
+        return SLOW_CLIENT if self.is_read_slowly else ""
 
     @property
     def is_encoded(self) -> bool:
@@ -202,7 +211,7 @@ class LiveRequest:
             before = text.counted
             increment = text.push(delivered.ids, delivered.logprobs, delivered.finish)
             if options.returns_token_ids:
-                increment = replace(increment, ids=delivered.ids[: max(0, increment.counted - before)])
+                increment = msgspec.structs.replace(increment, ids=delivered.ids[: max(0, increment.counted - before)])
         if delivered.is_first and (self.scores is not None or self.echoes):
             self._begin_choice(choice, self.prompt_of(choice))
         return increment

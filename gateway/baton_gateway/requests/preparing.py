@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from baton_gateway.answers.formats import AnswerFormat
 from baton_gateway.answers.parse_plan import ParsePlan, make_parse_plan
@@ -165,8 +166,7 @@ def make_encoded_prompts(
     return tuple(prompts)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRules:
+class PromptRules(msgspec.Struct, frozen=True):
     """How this gateway is configured to fill in requests."""
 
     generation_defaults: bool = True
@@ -175,8 +175,7 @@ class PromptRules:
     """True if a request for more tokens than fit gets those that fit; False: it is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Preparation:
+class Preparation(msgspec.Struct, frozen=True):
     """The values that all prompts of one request are checked against and filled in with."""
 
     options: Options

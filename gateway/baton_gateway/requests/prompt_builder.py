@@ -9,7 +9,6 @@ import asyncio
 import random
 import secrets
 import time
-from dataclasses import replace
 
 import msgspec
 
@@ -180,7 +179,9 @@ class PromptBuilder:
 def limits_for(tenant: Tenant, limits: ModelLimits) -> ModelLimits:
     """The limits of a model for a tenant, whose context may be shorter."""
     most = tenant.limits.max_context_tokens
-    return limits if most is None or most >= limits.max_context_tokens else replace(limits, max_context_tokens=most)
+    if most is None or most >= limits.max_context_tokens:
+        return limits
+    return msgspec.structs.replace(limits, max_context_tokens=most)
 
 
 def _encoding_head(

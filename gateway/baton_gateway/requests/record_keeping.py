@@ -6,7 +6,7 @@ import time
 
 from baton_gateway.openai_api.encoding_types import EncodeRequest, EncodeTask
 from baton_gateway.openai_api.openai_types import ChatRequest
-from baton_gateway.records.trail import SLOW_GAP_S, Moment, Trail, TrailFacts
+from baton_gateway.records.trail import SLOW_GAP_S, KeptTrail, Moment, Trail, TrailFacts, keep
 from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.requests.live_request import LiveRequest, RelayRules
 from baton_wire.messages.values import TokenEntry
@@ -22,6 +22,14 @@ def begin_trail(
     live.trail = Trail(now if began_s is None else began_s, live.slow_gap_s)
     live.trail.mark(now, Moment.OFFERED)
     live.queued_for = OWN_QUOTA if is_own_quota else TURN
+
+
+def refused_trail(request_id: str, tenant: str, code: str, began_s: float, now: float) -> KeptTrail:
+    """Build the trail of a request that was refused before it began."""
+    trail = Trail(began_s)
+    trail.mark(now, Moment.OFFERED)
+    trail.mark(now, Moment.ENDED, text=Outcome.REFUSED)
+    return keep(trail, TrailFacts(request_id, tenant, "", Outcome.REFUSED, code, time.time() - (now - began_s)))
 
 
 def note_arrival(trail: Trail, now: float, epoch: bytes, entry: TokenEntry) -> None:
@@ -47,7 +55,7 @@ def trail_facts(live: LiveRequest, rules: RelayRules) -> TrailFacts:
         tenant=live.tenant.name,
         model=live.request.options.model if live.fingerprint is not None else "",
         outcome=live.outcome,
-        code="" if live.problem is None else live.problem.code or "",
+        code=live.end_code,
         started_at=time.time() - (ended_s - trail.began_s),
         prompt_tokens=life.prompt_tokens(),
         completion_tokens=life.completion_tokens(),

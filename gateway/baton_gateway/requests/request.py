@@ -56,10 +56,15 @@ from baton_gateway.requests.run import (
     start_legs,
     worker_at_fault,
 )
-from baton_gateway.requests.token_validation import find_encoded_fault, find_entry_fault, find_logprobs_fault
+from baton_gateway.requests.token_validation import (
+    find_encoded_fault,
+    find_entry_fault,
+    find_logprobs_fault,
+    read_logprobs,
+)
 from baton_gateway.workers.route import Route
 from baton_wire.messages.gateway_link import Cancel
-from baton_wire.messages.values import Finish, Reason, TokenEntry
+from baton_wire.messages.values import Finish, Reason, TokenLogprob
 
 
 class Stage(enum.Enum):
@@ -88,6 +93,8 @@ class RequestLife:
         """Attempts that ended without their results and that were not looked at yet."""
         self.flow = request
         """The id under which this request, or all of its tenant's, share one turn at the workers."""
+        self.trace_id: bytes | None = None
+        """The trace that it belongs to; None: it is not sampled."""
         self._request = int.from_bytes(request)
         self._n = n
         self._rules = rules
@@ -224,7 +231,7 @@ class RequestLife:
     def _start_legs(self, run: Run, route: Route, now: float) -> list[Action]:
         prompt, forced = self._prompts[run.prompt], self._forced(run)[: run.base]
         left_s, tpot_s = self.deadline_s - now, self._rules.tpot_s
-        return [*start_legs(run, route, prompt, forced, self._n, left_s, self.flow, tpot_s)]
+        return [*start_legs(run, route, prompt, forced, self._n, left_s, self.flow, tpot_s, self.trace_id)]
 
     def _no_route(self, event: NoRoute, now: float) -> list[Action]:
         run = self._runs.get(event.run)
@@ -273,7 +280,8 @@ class RequestLife:
         prompt, end = self._prompts[run.prompt], entry.first_index + len(entry.ids)
         sampling = prompt.sampling
         is_odd = end > sampling.max_tokens or max(entry.ids) >= prompt.vocab_size
-        if (is_odd or sampling.logprobs is not None) and find_entry_fault(entry, prompt) is not None:
+        logprobs = None if sampling.logprobs is None else read_logprobs(entry)
+        if (is_odd or sampling.logprobs is not None) and find_entry_fault(entry, logprobs, prompt) is not None:
             return self._fail_implausible(run, event.worker, now)
         run.moved_s = now
         if event.worker == run.decode and not self._is_scored(run.prompt):
@@ -295,7 +303,8 @@ class RequestLife:
             finish = Finish.LENGTH  # even if the worker does not say so: no token can follow
         if known >= len(entry.ids) and finish is None:
             return []
-        return self._deliver(run, number, choice, entry, known, finish)
+        new = entry.ids[known:]
+        return self._deliver(run, number, new, None if logprobs is None else logprobs[known:], finish)
 
     def _fail_implausible(self, run: Run, worker: bytes, now: float) -> list[Action]:
         """Retry a run for which its worker sent impossible values: another worker may do better."""
@@ -344,15 +353,18 @@ class RequestLife:
         return scored.sampling.prompt_logprobs is None or self._num_scored[prompt] >= scored.num_tokens
 
     def _deliver(
-        self, run: Run, number: int, choice: Choice, entry: TokenEntry, known: int, finish: Finish | None
+        self,
+        run: Run,
+        number: int,
+        ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...] | None,
+        finish: Finish | None,
     ) -> list[Action]:
-        new, logprobs = entry.ids[known:], None
-        if entry.logprobs is not None and self._prompts[run.prompt].sampling.logprobs is not None:
-            logprobs = entry.logprobs[known:]
+        choice = self._choices[number]
         is_first = not choice.ids
-        choice.ids += new
+        choice.ids += ids
         run.progressed = True
-        actions: list[Action] = [Deliver(number, new, logprobs, finish, is_first)]
+        actions: list[Action] = [Deliver(number, ids, logprobs, finish, is_first)]
         if finish is not None:
             actions += self._finish_choice(run, number)
         return actions

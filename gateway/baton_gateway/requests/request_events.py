@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from baton_gateway.errors import Problem
 from baton_gateway.reporting.outcome import Outcome
 from baton_gateway.workers.route import Route
@@ -56,8 +58,7 @@ class LifeRules:
         return self if settles_in_s <= self.park_s else replace(self, park_s=settles_in_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One prompt, ready for the workers."""
 
     packed: bytes
@@ -82,42 +83,36 @@ class Prompt:
 # Events ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True):
     """Admission let the request in."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """Admission or preparation refused the request, or the gateway stops."""
 
     problem: Problem
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """The answer to Prepare: at least one prompt."""
 
     prompts: tuple[Prompt, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NoRevision:
+class NoRevision(msgspec.Struct, frozen=True):
     """Another answer to Prepare: no revision of the model can be served now."""
 
     problem: Problem
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(msgspec.Struct, frozen=True):
     """An answer to PickRoute."""
 
     run: bytes
     route: Route
 
 
-@dataclass(frozen=True, slots=True)
-class NoRoute:
+class NoRoute(msgspec.Struct, frozen=True):
     """The other answer to PickRoute: no fitting pair can take the run now."""
 
     run: bytes
@@ -126,45 +121,39 @@ class NoRoute:
     """The request's revision cannot be served any more, and another one of its model can."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoutesChanged:
+class RoutesChanged(msgspec.Struct, frozen=True):
     """A worker appeared or changed: a run that waits for a route may ask again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """A worker produced tokens."""
 
     worker: bytes
     entry: TokenEntry
 
 
-@dataclass(frozen=True, slots=True)
-class PromptArrived:
+class PromptArrived(msgspec.Struct, frozen=True):
     """A worker sent log probabilities of a prompt's own tokens."""
 
     worker: bytes
     message: PromptLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedArrived:
+class EncodedArrived(msgspec.Struct, frozen=True):
     """A worker sent the result of an encoded prompt."""
 
     worker: bytes
     message: EncodedPrompt
 
 
-@dataclass(frozen=True, slots=True)
-class LegEnded:
+class LegEnded(msgspec.Struct, frozen=True):
     """A worker gave up its part of an attempt."""
 
     worker: bytes
     message: LegFailed
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(msgspec.Struct, frozen=True):
     """The link to this worker is gone; nothing more can be sent to it."""
 
     worker: bytes
@@ -172,21 +161,18 @@ class WorkerLost:
     """The worker lives, and closed the link because of a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopFound:
+class StopFound(msgspec.Struct, frozen=True):
     """The text of a choice contains a stop string; its first `tokens` tokens count."""
 
     choice: int
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGone:
+class ClientGone(msgspec.Struct, frozen=True):
     """The client does not read any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time passed: `wake_at` was reached."""
 
 
@@ -209,8 +195,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LostAttempt:
+class LostAttempt(msgspec.Struct, frozen=True):
     """An attempt that ended without its result."""
 
     run: bytes
@@ -223,13 +208,11 @@ class LostAttempt:
 # Actions --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(msgspec.Struct, frozen=True):
     """Choose the revision, render, tokenise; answer Prepared, NoRevision or Refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class PickRoute:
+class PickRoute(msgspec.Struct, frozen=True):
     """Choose workers for a run; answer Routed or NoRoute."""
 
     run: bytes
@@ -247,8 +230,7 @@ class PickRoute:
     """No worker has had the run before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send a message to a worker; when its link is gone, answer WorkerLost."""
 
     worker: bytes
@@ -257,8 +239,7 @@ class Send:
     """Tokens of the prompt that the worker probably has not cached; None: all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     """Give the client new tokens of a choice: the next in order, never twice. `finish` on the last."""
 
     choice: int
@@ -269,8 +250,7 @@ class Deliver:
     """The first tokens of this choice."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeliverPrompt:
+class DeliverPrompt(msgspec.Struct, frozen=True):
     """Log probabilities of a prompt's own tokens, from place `first_index` on; another attempt may repeat them."""
 
     prompt: int
@@ -278,16 +258,14 @@ class DeliverPrompt:
     logprobs: tuple[PromptLogprob, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeliverEncoded:
+class DeliverEncoded(msgspec.Struct, frozen=True):
     """The result of one prompt, once."""
 
     prompt: int
     values: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """The only end of the request. `problem` is the client's error, unless it finished or the client is gone."""
 
     outcome: Outcome

@@ -135,9 +135,11 @@ def start_legs(  # noqa: PLR0913 - one call site; the run's machine owns each of
     left_s: float,
     flow: bytes,
     tpot_s: float | None,
+    trace_id: bytes | None = None,
 ) -> list[Send]:
     """Messages for both legs, the decode worker's first. `forced`: tokens generated before this attempt; `n`: choices
-    per prompt; `flow`: names the client's request, whose runs share one turn; `tpot_s`: the decode worker's target.
+    per prompt; `flow`: names the client's request, whose runs share one turn; `tpot_s`: the decode worker's target;
+    `trace_id`: the request's trace, where it is sampled.
     """
     if prompt.encoding is not None:
         what = (prompt.packed, prompt.encoding, max(left_s, LEAST_S), prompt.salt)
@@ -150,9 +152,9 @@ def start_legs(  # noqa: PLR0913 - one call site; the run's machine owns each of
     if route.prefill is None or route.decode_address is None:
         reserve = Reserve(run.request, run.attempt, *common, None, flow, tpot_s, missing)
         return [Send(route.decode, reserve, missing)]
-    reserve = Reserve(run.request, run.attempt, *common, route.prefill, flow, tpot_s)
+    reserve = Reserve(run.request, run.attempt, *common, route.prefill, flow, tpot_s, None, trace_id)
     decode = PeerRef(route.decode_address, route.decode)
-    prefill = Prefill(run.request, run.attempt, *common, decode, flow, missing)
+    prefill = Prefill(run.request, run.attempt, *common, decode, flow, missing, trace_id)
     return [Send(route.decode, reserve, route.received_tokens), Send(route.prefill, prefill, missing)]
 
 

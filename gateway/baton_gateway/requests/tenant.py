@@ -33,7 +33,7 @@ class FileTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Tenant(self.name, salt, self.weight, self.max_running, self.max_queued, is_operator=is_operator)
 
 
-class Tenant(msgspec.Struct, frozen=True):
+class Tenant(msgspec.Struct, frozen=True, gc=False):
     """One tenant as requests know it."""
 
     name: str

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from baton_gateway.requests.fair_eviction import TenantUsage
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.waiting_line import QueuePlace, WaitingLine, WaitingRequest
+from baton_wire.messages.operator_link import LimitMeasure, LimitUse
 
 
 @dataclass(slots=True)
@@ -52,6 +53,11 @@ class TenantQueue:
         """Its use of the queue; `is_batch`: that of its batch class."""
         size = self.waiting.batch_sequences if is_batch else self.queued
         return TenantUsage(self.tenant.weight, size, self.waiting.evictable(is_batch=is_batch))
+
+    def sequence_use(self) -> LimitUse:
+        """Its sequences against their limit over all processes, for the operator."""
+        limit = self.tenant.limits.max_concurrent or 0
+        return LimitUse(self.tenant.name, LimitMeasure.CONCURRENT, limit, self.running + self.queued, self.running)
 
     def first(self) -> WaitingRequest:
         return self.waiting.first()[1]

@@ -9,14 +9,23 @@ from typing import Final
 from baton_gateway.requests.request_events import Prompt
 from baton_wire.messages.encoding import FLOAT_BYTES, EncodedPrompt, unpack_floats
 from baton_wire.messages.gateway_link import PromptLogprobs
+from baton_wire.messages.packed_logprobs import unpack_logprobs
 from baton_wire.messages.values import PromptLogprob, TokenEntry, TokenLogprob
 
 MOST_LOGPROB: Final = 0.01
 """The logarithm of 1 is 0; rounding may bring slightly more."""
 
 
-def find_entry_fault(entry: TokenEntry, prompt: Prompt) -> str | None:
-    """Why these tokens cannot belong to an answer to this prompt; None: they can."""
+def read_logprobs(entry: TokenEntry) -> tuple[TokenLogprob, ...] | None:
+    """The log probabilities of the entry's tokens; None: it has none that can be read."""
+    try:
+        return None if entry.logprobs is None else unpack_logprobs(entry.logprobs)
+    except ValueError:
+        return None
+
+
+def find_entry_fault(entry: TokenEntry, logprobs: tuple[TokenLogprob, ...] | None, prompt: Prompt) -> str | None:
+    """Why these tokens cannot belong to an answer to this prompt; None: they can. `logprobs`: read from the entry."""
     sampling = prompt.sampling
     if max(entry.ids) >= prompt.vocab_size:
         return f"token id {max(entry.ids)} is not below the vocabulary size {prompt.vocab_size}"
@@ -24,9 +33,9 @@ def find_entry_fault(entry: TokenEntry, prompt: Prompt) -> str | None:
         return f"{entry.first_index + len(entry.ids)} tokens where {sampling.max_tokens} were asked for"
     if sampling.logprobs is None:
         return None
-    if entry.logprobs is None or len(entry.logprobs) != len(entry.ids):
+    if logprobs is None or len(logprobs) != len(entry.ids):
         return "not a log probability for each token"
-    return None if are_logprobs(entry.logprobs, prompt.vocab_size) else "values that are no log probabilities"
+    return None if are_logprobs(logprobs, prompt.vocab_size) else "values that are no log probabilities"
 
 
 def find_logprobs_fault(message: PromptLogprobs, prompt: Prompt) -> str | None:

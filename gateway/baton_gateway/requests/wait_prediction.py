@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
+
 from baton_gateway.workers.pool_load import PoolService
 
 BOUND_TARGETS = 10.0
@@ -27,8 +29,7 @@ FADING = 0.95
 MAX_RETRY_S = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """The predicted tokens of waiting requests."""
 
     prompt_tokens: float = 0.0

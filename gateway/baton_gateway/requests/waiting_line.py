@@ -9,16 +9,16 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from baton_wire.tenant_table import PriorityClass
 
 _RANKS: Final = {PriorityClass.INTERACTIVE: 0, PriorityClass.STANDARD: 1, PriorityClass.BATCH: 2}
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePlace:
+class QueuePlace(msgspec.Struct, frozen=True):
     """The class and the session of a request, which decide its place among the requests of its tenant."""
 
     priority: PriorityClass = PriorityClass.STANDARD
@@ -38,8 +38,7 @@ class QueuePlace:
 STANDARD_PLACE = QueuePlace()
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingRequest:
+class WaitingRequest(msgspec.Struct, frozen=True):
     """A request that waits for admission."""
 
     gives_up_s: float

@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from baton_gateway.errors import INVALID, Problem, RefusedError
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
@@ -34,8 +35,7 @@ _EXPIRED = Problem(401, INVALID, "The API key has expired.", None, "invalid_api_
 FileVersion = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _KnownKey:
+class _KnownKey(msgspec.Struct, frozen=True, gc=False):
     tenant: Tenant
     expires_s: float | None
 

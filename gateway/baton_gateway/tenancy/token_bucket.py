@@ -7,15 +7,14 @@ the sum over a long time is exact however requests are sized.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 MINUTE_S = 60.0
 SLACK = 1e-9
 """Relative error of sums of floats: a level this much below an amount holds it."""
 
 
-@dataclass(slots=True)
-class TokenBucket:
+class TokenBucket(msgspec.Struct, gc=False):
     """The bucket of `share` of a limit; the other shares are those of other processes."""
 
     per_minute: float
@@ -34,10 +33,16 @@ class TokenBucket:
 
     def refill(self, now: float) -> None:
         """Add what has come since the last call. A clock that steps back adds nothing."""
-        elapsed_s = max(0.0, now - self.filled_s)
+        elapsed_s = now - self.filled_s
         self.filled_s = now
-        if self.level < self.capacity:
-            self.level = min(self.capacity, self.level + elapsed_s * self.capacity / MINUTE_S)
+        capacity = self.per_minute * self.share
+        if self.level < capacity and elapsed_s > 0:
+            self.level = min(capacity, self.level + elapsed_s * capacity / MINUTE_S)
+
+    def is_full(self, now: float) -> bool:
+        """Return whether the bucket would be full after `refill`."""
+        capacity = self.per_minute * self.share
+        return self.level + max(0.0, now - self.filled_s) * capacity / MINUTE_S >= capacity
 
     def holds(self, amount: float) -> bool:
         """Return whether the amount may be taken, after `refill`."""

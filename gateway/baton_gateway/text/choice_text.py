@@ -7,7 +7,8 @@ Tokens that lie wholly after the beginning of a stop string have none.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from baton_gateway.answers.output_parser import OutputParser
 from baton_gateway.answers.output_parts import AnswerPart, ContentPart
@@ -16,8 +17,7 @@ from baton_gateway.text.detokenizer import Detokenizer
 from baton_wire.messages.values import Finish, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class TokenInfo:
+class TokenInfo(msgspec.Struct, frozen=True):
     """One delivered token with its logprob. `text_offset`: characters from the beginning of the choice's text."""
 
     token: int
@@ -26,8 +26,7 @@ class TokenInfo:
     text_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Increment:
+class Increment(msgspec.Struct, frozen=True):
     """The next piece of a choice's text. Only the last one has `finish`."""
 
     text: str
@@ -136,7 +135,7 @@ class ChoiceText:
             self._parts += parser.end(is_cut=increment.finish is not Finish.STOP or increment.stop is not None)
         parts, self._parts = tuple(self._parts), []
         has_calls = parser.has_calls if increment.stop is None else parser.has_whole_call
-        return replace(increment, parts=parts, has_calls=has_calls)
+        return msgspec.structs.replace(increment, parts=parts, has_calls=has_calls)
 
     def _read(self, text: str) -> None:
         if self._parser is not None and text:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import PairFingerprint, Role
@@ -18,8 +19,7 @@ APART_S = 5.0
 """A worker whose own queue takes this much longer than another's is stuck, or reports wrongly."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolService:
+class PoolService(msgspec.Struct, frozen=True):
     """The tokens that wait at a pool's workers, and how fast the pool serves them."""
 
     waiting_tokens: float = 0.0
@@ -32,7 +32,7 @@ class PoolService:
 
     def empty(self) -> PoolService:
         """The same pool with nothing waiting at its workers."""
-        return replace(self, waiting_tokens=0.0)
+        return msgspec.structs.replace(self, waiting_tokens=0.0)
 
     def wait_s(self, more_tokens: float) -> float | None:
         """Seconds until the waiting tokens and `more_tokens` have been served; None: unknown."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 LARGEST_BODY_BYTES = 8 << 20
 SMALLEST_BODY_BYTES = 1 << 20
 """Room for every other field, and for several short prompts."""
@@ -18,8 +20,7 @@ FEWEST_ID_VALUES = 1 << 17
 UNKNOWN_CONTEXT_TOKENS = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
+class ModelLimits(msgspec.Struct, frozen=True):
     """The limits that every pair of workers of a revision can serve."""
 
     max_context_tokens: int

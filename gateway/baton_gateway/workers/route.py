@@ -10,8 +10,10 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
@@ -51,8 +53,7 @@ class MoveReason(enum.StrEnum):
     """The session's worker drains or is silent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """The workers of a run, named by their epochs. `prefill` None: `decode` computes the prompt, too."""
 
     prefill: bytes | None
@@ -80,8 +81,7 @@ class Route:
         return self.prefill is None and not self.is_prefill_local
 
 
-@dataclass(frozen=True, slots=True)
-class RouteQuery:
+class RouteQuery(msgspec.Struct, frozen=True):
     """A run that needs workers."""
 
     fingerprint: PairFingerprint
@@ -89,7 +89,7 @@ class RouteQuery:
     total_tokens: int
     choices: int
     avoid: frozenset[bytes]
-    cached: Mapping[bytes, int] = field(default_factory=dict)
+    cached: Mapping[bytes, int] = msgspec.field(default_factory=dict)
     """Tokens of the prompt that each worker has cached, by epoch; those of a worker that is not listed: none."""
     tie: int = 0
     """A number of the prompt's whole context or of its session, that decides between equal workers."""
@@ -152,7 +152,7 @@ def pick(query: RouteQuery, workers: Sequence[WorkerView], policy: RoutePolicy) 
     if not query.cached or isinstance(route, Problem):
         return route
     moved = _find_move(query, route.prefill or route.decode, workers)
-    return replace(route, best_cached_tokens=min(query.tokens, max(query.cached.values())), moved=moved)
+    return msgspec.structs.replace(route, best_cached_tokens=min(query.tokens, max(query.cached.values())), moved=moved)
 
 
 def _pick_encoder(query: RouteQuery, workers: Sequence[WorkerView]) -> Route | Problem:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from baton_gateway.workers.prompt_costs import PromptCost
 from baton_wire.messages.encoding import EncodingLimits
 from baton_wire.messages.values import Address, PairFingerprint, Role
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(msgspec.Struct, frozen=True):
     """A linked worker as routing sees it."""
 
     epoch: bytes

@@ -1,7 +1,8 @@
 """The memory by which the GPUs of several ranks exchange tensors: a region on each, mapped by all.
 
-    region:  signals [PROGRAMS, MAX_RANKS] int32 | first half | second half
+    region:  signals [PROGRAMS, MAX_RANKS] int32 | first half | second half | landing places [2, MAX_RANKS]
     half:    what the rank brought, SLOT_BYTES | sums of its part of it, SLOT_BYTES
+    landing: what another rank pushed, LANDING_BYTES, of one of two turns; -1 where nothing has landed
 
 Each call of an exchange is a turn. A rank writes what it brings into one half, signals every other rank, and reads the
 others' halves when they have signalled. Turns take the halves alternately: a rank that writes into a half again has
@@ -17,11 +18,13 @@ import torch
 from torch import Tensor
 
 PROGRAMS: Final = 128
-"""Programs of every exchange. A GPU that serves models has room for all of them at once."""
+"""Most programs of an exchange. A GPU that serves models has room for all of them at once."""
 MAX_RANKS: Final = 8
 SLOT_BYTES: Final = 16 << 20
 SIGNAL_BYTES: Final = 4 * PROGRAMS * MAX_RANKS
-REGION_BYTES: Final = SIGNAL_BYTES + 4 * SLOT_BYTES
+LANDING_BYTES: Final = 256 << 10
+LANDINGS_AT: Final = SIGNAL_BYTES + 4 * SLOT_BYTES
+REGION_BYTES: Final = LANDINGS_AT + 2 * MAX_RANKS * LANDING_BYTES
 STATE_WORDS: Final = PROGRAMS + 1
 MOST_LOOKS: Final = 50_000_000
 """Looks for another rank's signal before it is given up: some 30 s, far longer than a rank may be without a sign of

@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from baton_kv_transfer.decode.peers import Acceptor, PrefillLink
 from baton_kv_transfer.decode.ranks import DecodeRanks, decode_machines
 from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, HandoverFailed, Landed, Scatter
-from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, Reservation, SendTo
+from baton_kv_transfer.handover import (
+    CutLink,
+    DecodeListener,
+    HandoverKey,
+    KvSink,
+    Reservation,
+    SendTo,
+    ignore_duration,
+)
 from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.loop_mailbox import Mailbox, posted
@@ -47,10 +55,6 @@ class DecodeTransferStats:
     refused_connections: int
     altered_frames: int
     """Frames of prefill workers that did not arrive as they were sent."""
-
-
-def _ignore_duration(seconds: float) -> None:
-    """Used where the duration is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +91,10 @@ class DecodeTransfer:
         *,
         host: str,
         port: int = 0,
-        observe_handover_s: Callable[[float], None] = _ignore_duration,
+        observe_handover: Callable[[RequestKey, float], None] = ignore_duration,
     ) -> None:
         """`sinks`: the KV pool of each rank; they share the landing bytes equally. `host` and `port`: where to listen;
-        port 0 is any. `observe_handover_s` gets the seconds from grant to verified of each landed hand-over, on the
+        port 0 is any. `observe_handover` gets the seconds from grant to verified of each landed hand-over, on the
         transfer thread.
 
         Raises UnfitPairError where the ranks do not fit the model's heads, ValueError for several pools and a
@@ -102,7 +106,7 @@ class DecodeTransfer:
         self._config = parts.config
         self._sinks = sinks
         self._listener = listener
-        self._observe_handover_s = observe_handover_s
+        self._observe_handover = observe_handover
         self._where = (host, port)
         machines = decode_machines(rank_geometries(parts.geometry, len(sinks)), landing.length, self._config)
         self._handovers = DecodeRanks(parts.geometry, machines, self._config)
@@ -270,7 +274,7 @@ class DecodeTransfer:
                     task.add_done_callback(self._scatter_ended)
                 case Landed(key, first_tokens, granted_s):
                     mark(key, "landed")
-                    self._observe_handover_s(self._now() - granted_s)
+                    self._observe_handover(key.request_key, self._now() - granted_s)
                     self._listener.on_landed(key.request_key, first_tokens)
                 case HandoverFailed(key, reason, detail):
                     self._listener.on_failed(key.request_key, reason, detail)

@@ -85,7 +85,7 @@ class PrefillKeeper:
             return self._inner.cancelled(key, reason, detail, now)
         prompt.is_cancelled, prompt.following = True, None
         if prompt.kept_until_s is not None:
-            return [self._let_go(prompt)]
+            return [self._let_go(prompt, reason)]
         return self._outer(self._inner.cancelled(prompt.current, reason, detail, now), now)
 
     def computed(self, key: HandoverKey, tokens: int, blocks: tuple[int, ...], now: float) -> list[PrefillAction]:
@@ -106,7 +106,7 @@ class PrefillKeeper:
         prompt = self._prompts.get(key)
         if prompt is not None and prompt.kept_until_s is not None:
             if all(token.finish is not None for token in tokens):
-                return [self._let_go(prompt)]
+                return [self._let_go(prompt, Reason.FINISHED)]
             prompt.progress = replace(prompt.progress, first_tokens=tokens)
             return []
         return self._outer(self._inner.first_tokens(self._current(key), tokens, now), now)
@@ -137,7 +137,7 @@ class PrefillKeeper:
             if prompt.kept_until_s is not None and now >= prompt.kept_until_s:
                 detail = "no retarget asked for the kept KV"
                 actions.append(Report(prompt.key, Reason.UNKNOWN_REQUEST, detail, prompt.current.attempt))
-                actions.append(self._let_go(prompt))
+                actions.append(self._let_go(prompt, Reason.UNKNOWN_REQUEST))
         return actions
 
     def open_keys(self) -> list[HandoverKey]:
@@ -193,7 +193,7 @@ class PrefillKeeper:
         if prompt.following is not None:
             return self._begin(prompt, prompt.following, now)
         if not self._is_kept(prompt, reason, now):
-            return [self._let_go(prompt)]
+            return [self._let_go(prompt, reason)]
         prompt.kept_until_s = min(now + self._config.kept_s, prompt.deadline_s)
         return []
 
@@ -209,6 +209,6 @@ class PrefillKeeper:
             actions += self._inner.first_tokens(target.key, done.first_tokens, now)
         return self._outer(actions, now)
 
-    def _let_go(self, prompt: HeldPrompt) -> Release:
+    def _let_go(self, prompt: HeldPrompt, reason: Reason | None) -> Release:
         del self._prompts[prompt.key], self._opened_as[prompt.current]
-        return Release(prompt.key)
+        return Release(prompt.key, reason=reason)

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import CutLink, HandoverKey, KvSource, PrefillListener, SendTo
+from baton_kv_transfer.handover import (
+    UNANNOUNCED_CAPACITY,
+    CutLink,
+    HandoverKey,
+    KvSource,
+    PrefillListener,
+    SendTo,
+    ignore_duration,
+)
 from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.loop_mailbox import Mailbox, posted
 from baton_kv_transfer.prefill.carrier import PutCarrier, Staging, ordinary_memory
@@ -29,11 +37,14 @@ from baton_kv_transfer.transports.device import DeviceMemory
 from baton_kv_transfer.transports.seam import SenderParts, Writer
 from baton_wire.discovery import Endpoint
 from baton_wire.errors import BadFieldsError
+from baton_wire.expiring import ExpiringMap
 from baton_wire.listening.complaints import Complaints
 from baton_wire.messages.pair_link import AtRanks, FirstToken, PairMessage, Seal
 from baton_wire.messages.values import Address, PeerRef, Reason, RequestKey, Role
 
 log = logging.getLogger(__name__)
+COMPUTED_S = 600.0
+"""How long a computed prompt's time is kept. A hand-over that takes longer is not observed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +73,12 @@ class PrefillTransfer:
         *,
         device: DeviceMemory | None = None,
         staging: Staging = ordinary_memory,
+        observe_handover: Callable[[RequestKey, float], None] = ignore_duration,
     ) -> None:
         """`sources`: the KV pool of each rank. `device`: the pool of a worker of one rank where it is a GPU's memory;
         transports that reach it write straight from it. `staging` gives memory to pack into where bytes cannot be sent
-        from where they are.
+        from where they are. `observe_handover` gets the seconds from all KV computed to verified of each hand-over, on
+        the transfer thread.
 
         Raises UnfitPairError where the ranks do not fit the model's heads, ValueError for several pools and a
         `device`.
@@ -87,6 +100,9 @@ class PrefillTransfer:
         self._executor = parts.executor or ThreadPoolExecutor(1, thread_name_prefix="baton-checksums")
         self._owns_executor = parts.executor is None
         self._carrier = PutCarrier(sources, shapes, self._config, self._executor, self, staging)
+        self._observe_handover = observe_handover
+        self._computed_s: ExpiringMap[HandoverKey, float] = ExpiringMap(COMPUTED_S, UNANNOUNCED_CAPACITY)
+        """When prompts were computed whose KV is not verified yet."""
         self._peers: dict[bytes, Address] = {}
         self._measuring: dict[bytes, asyncio.Task[None]] = {}
         self._bytes_before = 0
@@ -163,7 +179,9 @@ class PrefillTransfer:
 
     @posted
     def _first_tokens(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
-        self._act(self._handovers.first_tokens(HandoverKey.of(key), first_tokens, self._now()))
+        now = self._now()
+        self._computed_s.put(HandoverKey.of(key), now, now)
+        self._act(self._handovers.first_tokens(HandoverKey.of(key), first_tokens, now))
 
     @posted
     def cancelled(self, key: RequestKey, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
@@ -280,7 +298,10 @@ class PrefillTransfer:
                 case Granted(key):
                     mark(key, "granted")
                     self._listener.on_granted(key.request_key)
-                case Release(key):
+                case Release(key, _, reason):
+                    computed_s = self._computed_s.pop(key)
+                    if reason is None and computed_s is not None:
+                        self._observe_handover(key.request_key, self._now() - computed_s)
                     self._listener.on_release(key.request_key)
                 case Report(key, reason, detail, failed, kept):
                     attempt = failed or key.attempt
@@ -290,6 +311,7 @@ class PrefillTransfer:
         while True:
             await asyncio.sleep(self._config.tick_s)
             self._act(self._handovers.tick(self._now()))
+            self._computed_s.expire(self._now())
             self._stats = self._look()
 
     def _look(self) -> PrefillTransferStats:

@@ -1,16 +1,18 @@
 """The output file of a batch: appended to under a lock, and never shortened by a byte that a batch did not write.
 
 A file is accepted when it is new, or when it contains answers of a batch and nothing else. An interrupted write leaves
-at most one torn line, and only that is cut off: it begins like an answer, and follows whole answers.
+at most one torn line, and only that is cut off: it begins like an answer, and follows whole answers. Refusals leave the
+file only when a run is told to ask them again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -69,6 +71,21 @@ class Answers:
             raise LocalError(f"{self._path}: {os.strerror(error.errno or 0)}; the same command resumes") from error
         self._size += len(line)
 
+    def drop_refused(self) -> None:
+        """Remove the refusals from the file, so that their requests are asked again. The file is replaced as a whole.
+        Raises LocalError; then the file is as it was."""
+        path = Path(os.path.realpath(self._path))
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            file = _replace(path, draft, self._file, self.refused)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise LocalError(f"{self._path}: {os.strerror(error.errno or 0)}; its refusals are left in it") from error
+        os.close(self._file)
+        self._file, self._size = file, os.fstat(file).st_size
+        self.done -= self.refused.keys()
+        self.refused, self.first_refusal = {}, ""
+
     def _look(self) -> tuple[int, set[str]]:
         """The file's size after mending its last line, and the ids in it."""
         done: set[str] = set()
@@ -103,6 +120,26 @@ class Answers:
             os.write(self._file, b"\n")
         except OSError as error:
             raise StartError(f"{self._path}: {os.strerror(error.errno or 0)}") from error
+
+
+def _replace(path: Path, draft: Path, file: int, without: Container[str]) -> int:
+    """Replace a file by its answers without those of some ids; returns the new descriptor, locked as the old one is.
+    Raises OSError."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    copy = os.open(draft, flags, stat.S_IMODE(os.fstat(file).st_mode))
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks, as for the file itself
+            fcntl.flock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for line in _lines(file):
+            left = memoryview(b"" if answered_id(line) in without else line)
+            while left:
+                left = left[os.write(copy, left) :]
+        os.fsync(copy)
+        os.replace(draft, path)
+    except BaseException:
+        os.close(copy)
+        raise
+    return copy
 
 
 def _lines(file: int) -> Iterator[bytes]:

@@ -28,13 +28,16 @@ def run_batch(options: argparse.Namespace) -> int:
     """Run `baton batch`; exit status 0 when every line has an answer, and not all answers are refusals. Raises
     StartError, ManifestError, UnsupportedError, LocalError."""
     with Answers(options.output, options.input) as answers:
-        counts = _counts(options.input, answers)
+        counts = _counts(options.input, answers, options.retry_refused)
+        if options.retry_refused and answers.refused:
+            _say(f"refusals removed from {options.output}, to ask their requests again: {len(answers.refused):,}")
+            answers.drop_refused()
         if not counts.left:
             _report_nothing_left(options.output, counts)
             return ALL_REFUSED if 0 < counts.total == counts.refused.total else 0
         if answers.done:
             _say(f"{counts.total - counts.left:,} of {counts.total:,} requests are already answered")
-            _report_former_refusals(options.output, counts.refused)
+            _report_former_refusals(options.output, counts)
         if counts.bad_left:
             _say(f"{counts.bad_left:,} lines are not valid requests: their answers say why")
         from baton_local.batch.engine_batch import answer_left  # imports torch
@@ -55,17 +58,22 @@ class _InputCounts:
     """Invalid lines among them."""
     refused: Refusals
     """Refusals among the answers that the output has already."""
+    stale: int
+    """Refusals in the output of lines that the input does not have."""
 
 
-def _counts(path: Path, answers: Answers) -> _InputCounts:
-    """Count the lines of the input. Raises StartError when no line is a request."""
+def _counts(path: Path, answers: Answers, retries_refused: bool) -> _InputCounts:
+    """Count the lines of the input. `retries_refused`: a refusal is no answer. Raises StartError when no line is a
+    request."""
     total = left = bad_left = requests = 0
     first: BadLine | None = None
     refused = Refusals()
     for line in read_input(path):
-        is_bad, is_left = isinstance(line, BadLine), line.id not in answers.done
+        status = answers.refused.get(line.id)
+        is_bad = isinstance(line, BadLine)
+        is_left = line.id not in answers.done or (retries_refused and status is not None)
         total, left, bad_left = total + 1, left + is_left, bad_left + (is_bad and is_left)
-        if (status := answers.refused.get(line.id)) is not None:
+        if status is not None and not retries_refused:
             refused.note(status, answers.first_refusal)
         if isinstance(line, BadLine):
             first = first or line
@@ -73,20 +81,24 @@ def _counts(path: Path, answers: Answers) -> _InputCounts:
             requests += 1
     if first is not None and not requests:
         raise StartError(f"{path}: no line is a request; line {first.number}: {first.message}")
-    return _InputCounts(total, left, bad_left, refused)
+    stale = 0 if retries_refused else len(answers.refused) - refused.total
+    return _InputCounts(total, left, bad_left, refused, stale)
 
 
 def _report_nothing_left(output: Path, counts: _InputCounts) -> None:
     _say(f"{output} has an answer for each of the {counts.total:,} requests")
-    _report_former_refusals(output, counts.refused)
+    _report_former_refusals(output, counts)
 
 
-def _report_former_refusals(output: Path, refused: Refusals) -> None:
+def _report_former_refusals(output: Path, counts: _InputCounts) -> None:
     """Say what a run that resumes will not ask again, and how to make it do so."""
-    if not refused.total:
-        return
-    _say(f"of them {refused.in_words()}; first: {refused.first}")
-    _say(f"to ask these again, delete their lines from {output}, or name another OUT")
+    refused = counts.refused
+    if refused.total:
+        _say(f"of them {refused.in_words()}; first: {refused.first}")
+    if counts.stale:
+        _say(f"other refusals in {output}, of lines that IN does not have (any more): {counts.stale:,}")
+    if refused.total or counts.stale:
+        _say("--retry-refused removes the refusals from OUT and asks their requests again")
 
 
 def _say(text: str) -> None:
@@ -98,6 +110,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("input", type=Path, metavar="IN", help="requests, one JSON object per line (OpenAI's batch format)")
     add("output", type=Path, metavar="OUT", help="answers are appended here; requests answered in it are skipped")
+    add("--retry-refused", action="store_true", help="remove refusals from OUT and ask their requests again")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("-f", "--file", type=manifest_file, metavar="FILE", help="manifest of an LLMDeployment (YAML)")
     model = f"model folder, hf://ORG/NAME[@REVISION], s3://…, oci://…, or {RANDOM_SCHEME}CONFIG_JSON to measure"

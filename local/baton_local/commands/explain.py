@@ -105,7 +105,8 @@ def _gaps(answer: FoundRecords, query: RecordQuery) -> list[str]:
     texts = [f"{name} did not answer: its records are missing" for name in answer.silent]
     if not answer.records and query.id is not None:
         texts.append(
-            f"{query.id[:128]!r} is the id of no request (X-Request-Id, access log) and of no answer in a record"
+            f"no record has the id {query.id[:128]!r}, neither of a request (X-Request-Id, access log) nor of its "
+            "answer: a record is kept once its request has ended, until its gateway process ends"
         )
     if not answer.records and query.id is not None and answer.fell_out:
         texts.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TextIO
 
 import msgspec
@@ -74,6 +74,7 @@ def as_text(seen: Observation) -> str:
             *_pool_lines(record),
             "",
             table(header, rows),
+            *end_lines(process for process, _ in processes),
             "",
             *lane_lines(seen),
             *_cache(seen.seen_by_gateway.cache),
@@ -85,6 +86,26 @@ def as_text(seen: Observation) -> str:
             ),
         ]
     )
+
+
+def end_lines(processes: Iterable[ProcessRecord]) -> list[str]:
+    """One line for each process that was started again: how the former one ended, and when."""
+    now = time.monotonic()
+    return [
+        f"{process.name}: the one before {duration_words(now - process.last_end_s)} ago: {process.last_end}"
+        for process in processes
+        if process.last_end and process.last_end_s is not None
+    ]
+
+
+def duration_words(seconds: float) -> str:
+    """A duration in its largest fitting unit.
+
+    >>> [duration_words(seconds) for seconds in (-1.0, 41.2, 150.0, 10_000.0)]
+    ['0 s', '41 s', '2 min', '2 h']
+    """
+    whole = max(0, int(seconds))
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"
 
 
 def watch(page: Callable[[], str], out: TextIO, *, is_live: bool, every_s: float) -> None:
@@ -198,6 +219,8 @@ def _process(process: ProcessRecord) -> dict[str, object]:
         "phase": phase_of(process),
         "silent_s": None if process.silent_since_s is None else round(time.monotonic() - process.silent_since_s, 3),
         "starts": process.starts,
+        "last_end": process.last_end or None,
+        "last_end_s_ago": None if process.last_end_s is None else round(time.monotonic() - process.last_end_s, 3),
     }
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from baton_gateway.records.parts import meaning_of
+from baton_gateway.errors import SLOW_CLIENT
+from baton_gateway.records.parts import Part, meaning_of
 from baton_gateway.records.request_record import RecordSpan, RequestRecord
+from baton_gateway.reporting.outcome import Outcome
 from baton_local.text_table import table
 
 BAR_WIDTH = 32
+_CLOSED_SLOW = "The gateway closed the connection: the client read too slowly (docs/debugging.md#a-client-reads-slowly)"
 _NS = 1e9
 
 
@@ -55,6 +58,19 @@ def _title(record: RequestRecord) -> str:
 
 
 def _verdict(record: RequestRecord) -> str:
+    if _was_refused_at_once(record):
+        return f"Refused before it began, with {record.code}: docs/api-http.md#errors says what to do"
+    if record.code == SLOW_CLIENT:
+        return f"{_CLOSED_SLOW}\n{_largest_part(record)}"
+    return _largest_part(record)
+
+
+def _was_refused_at_once(record: RequestRecord) -> bool:
+    parts = {span.part for span in record.spans}
+    return record.outcome == Outcome.REFUSED and bool(record.code) and parts <= {Part.RECEIVING}
+
+
+def _largest_part(record: RequestRecord) -> str:
     parts = record.parts()
     if not parts:
         return "no time was spent"

@@ -32,9 +32,9 @@ class KeptHistory:
         self._is_written, self._write_at_s = False, 0.0
         self._look_at_s = 0.0
 
-    def note_end(self, process: str, status: int) -> None:
-        """Remember how a process ended, for the change that its next start is."""
-        self._ends[process] = exit_words(status)
+    def note_end(self, process: str, status: int, kill_reason: str = "") -> None:
+        """Remember how a process ended, for the change that its next start is. `kill_reason`: why Baton killed it."""
+        self._ends[process] = exit_words(status, kill_reason)
 
     def is_due(self, now: float) -> bool:
         """Return whether it is time for another look. `now`: the monotonic clock."""
@@ -66,15 +66,19 @@ def read_history(file: Path) -> StoredHistory:
         return StoredHistory()
 
 
-def exit_words(status: int) -> str:
-    """Return how a process ended, in words.
+def exit_words(status: int, kill_reason: str = "") -> str:
+    """Return how a process ended, in words. `kill_reason`: why Baton killed it; empty: it did not.
 
     >>> exit_words(-9), exit_words(3)
-    ('the one before was killed by SIGKILL', 'the one before ended with status 3')
+    ('the one before was killed by SIGKILL, not by Baton', 'the one before ended with status 3')
+    >>> exit_words(-9, "did not answer for 30 s")
+    'the one before was killed by Baton: it did not answer for 30 s'
     """
     if status >= 0:
         return f"the one before ended with status {status}"
+    if kill_reason:
+        return f"the one before was killed by Baton: it {kill_reason}"
     try:
-        return f"the one before was killed by {signal.Signals(-status).name}"
+        return f"the one before was killed by {signal.Signals(-status).name}, not by Baton"
     except ValueError:
-        return f"the one before was killed by signal {-status}"
+        return f"the one before was killed by signal {-status}, not by Baton"

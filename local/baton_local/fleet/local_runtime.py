@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from baton_local.fleet.local_site import LOOPBACK
 from baton_local.fleet.local_tenants import LocalTenants
 from baton_local.fleet.log_rotation import rotate_logs
 from baton_local.fleet.log_tail import age_s, last_line
+from baton_local.fleet.own_log import PROCESS, OwnLog
 from baton_local.fleet.pool_scaling import Scaling, in_flags
 from baton_local.fleet.processes import ChildProcesses
 from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
@@ -45,6 +45,7 @@ from baton_local.fleet.scrape_targets import scrape_targets
 from baton_local.fleet.supervision import Action, Exit, Patience, Phase, Supervisor
 from baton_wire.announcement import Announcement, read_announcement
 from baton_wire.keys import KeyDirectory
+from baton_wire.log_format import chosen_format
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.stop_signals import handle_stop_signals
 
@@ -105,6 +106,7 @@ class LocalRuntime:
         self._status: int | None = None
         self._wake = asyncio.Event()
         self._written: RunRecord | None = None
+        self._say = OwnLog(plan.run.log(PROCESS), chosen_format(None, os.environ)).say
         self._books = Bookkeeping(plan.run.reserve, self._say)
         self._history = KeptHistory(plan.run.history, self._books.keep, time.time())
         self._spec_fields = flatten_spec(plan.fleet.deployment.spec.model_dump(mode="json", by_alias=True))
@@ -168,7 +170,7 @@ class LocalRuntime:
             log = self._run.log(ended.name)
             line = last_line(log, self._log_starts[ended.name])
             self._pids.pop(ended.name, None)
-            self._history.note_end(ended.name, ended.status)
+            self._history.note_end(ended.name, ended.status, self._supervisor.slots[ended.name].kill_reason)
             self._act(self._supervisor.exited(ended.name, Exit(ended.status, line, age_s(log, time.time())), now))
         for slot in list(self._supervisor.slots.values()):
             if slot.phase is Phase.STARTING:
@@ -274,7 +276,7 @@ class LocalRuntime:
                     self._say(text)
                 case supervision.Ready():
                     self._write_record()
-                    with contextlib.suppress(OSError):  # as in _say
+                    with contextlib.suppress(OSError):  # as in OwnLog
                         print(f"ready {self._plan.endpoint}", flush=True)
                 case supervision.FinishRun(status, cause):
                     self._status = status
@@ -315,10 +317,6 @@ class LocalRuntime:
 
     def _announce_file(self, slot: str, incarnation: int) -> Path:
         return self._run.announcements / f"{slot}.{incarnation}.json"
-
-    def _say(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # a closed terminal is no reason to stop
-            print(f"baton: {text}", file=sys.stderr, flush=True)
 
     def _write_record(self) -> None:
         metadata, spec = self._fleet.deployment.metadata, self._fleet.deployment.spec
@@ -374,6 +372,8 @@ class LocalRuntime:
             admin_port=at.admin_port if at else None,
             pair_port=at.pair_port if at else None,
             silent_since_s=slot.silent_since_s if slot.phase is Phase.READY else None,
+            last_end=slot.last_end,
+            last_end_s=slot.last_end_s,
         )
 
 

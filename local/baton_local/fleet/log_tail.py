@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from baton_wire.log_format import as_text
 
 TAIL_BYTES = 16 << 10
+_TIME = re.compile(r'(?:\{"time": ")?(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)[.,](\d{3})')
 MAX_LINE = 500
 
 
@@ -53,6 +55,27 @@ def read_from(path: Path, position: int) -> tuple[str, int]:
     return whole.decode(errors="replace"), position + len(whole)
 
 
-def labelled(name: str, text: str) -> Iterator[str]:
-    """The lines of a log, each with the name of its process."""
-    return (f"{name} | {clean(line)}" for line in text.splitlines())
+def merge_logs(logs: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The lines of several logs by time, each with the name of its log. A line without a time, such as one of a
+    traceback, stays after the line before it; the first ones stay before the first line that has one."""
+    stamped = []
+    for name, text in logs.items():
+        lines = [clean(line) for line in text.splitlines()]
+        stamps = [_stamp(line) for line in lines]
+        at = next((stamp for stamp in stamps if stamp), "")
+        for line, stamp in zip(lines, stamps, strict=True):
+            at = stamp or at
+            stamped.append((at, name, line))
+    return [(name, line) for _, name, line in sorted(stamped, key=lambda entry: entry[0])]
+
+
+def _stamp(line: str) -> str:
+    """The time with which a log line begins, which sorts as text; empty: it has none.
+
+    >>> _stamp("2026-11-29 10:00:00,123 INFO baton ready"), _stamp("ready")
+    ('2026-11-29 10:00:00.123', '')
+    >>> _stamp('{"time": "2026-11-29T10:00:00.123Z", "level": "INFO"}')
+    '2026-11-29 10:00:00.123'
+    """
+    match = _TIME.match(line)
+    return "" if match is None else f"{match[1]} {match[2]}.{match[3]}"

@@ -29,6 +29,11 @@ class ProcessRecord:
     silent_since_s: float | None = None
     """Since when the process has not answered liveness checks, by the machine's monotonic clock; None: it answers."""
 
+    last_end: str = ""
+    """How its former process ended, in words; empty: none has ended, or an older `baton up` does not say it."""
+    last_end_s: float | None = None
+    """When its former process ended, by the machine's monotonic clock."""
+
     @property
     def address(self) -> str | None:
         return None if self.host is None else f"{self.host}:{self.port}"

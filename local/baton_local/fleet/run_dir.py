@@ -170,6 +170,8 @@ def claimed(base: Path, directory: str, rename: str = "metadata.name") -> Iterat
             yield run
         finally:
             _clear(run, keep_logs=True)
+            with suppress(OSError):
+                os.utime(run.lock)  # the end of the run
 
 
 def is_held(run: RunDir) -> bool:
@@ -202,7 +204,12 @@ def find_run(base: Path, name: str | None, must_run: bool = True) -> RunDir:
         if starting := _starting(base, running):
             raise _not_up_yet(starting)
         raise NotRunningError(f"no deployment {'is running' if must_run else 'has run'} in {base}: {_START}")
-    return max(runs, key=lambda run: run.lock.stat().st_mtime)
+    return max(runs, key=_ended_at)
+
+
+def _ended_at(run: RunDir) -> float:
+    """When a run ended, by the wall clock: a killed one at the last line of its logs."""
+    return max(path.stat().st_mtime for path in (run.lock, *run.logs.glob("*.log")))
 
 
 _START = "start one with `baton up MODEL`"

@@ -131,8 +131,12 @@ class ProcessSlot:
     announcement: Announcement | None = None
     silent_since_s: float | None = None
     """Time of the first unanswered check; None: the process answered the last one."""
-    killed_by_us: bool = False
-    """True: the supervisor killed the process and logged why."""
+    kill_reason: str = ""
+    """Why the supervisor killed the process; empty: it did not."""
+    last_end: str = ""
+    """How its former process ended, in words; empty: no process of it has ended."""
+    last_end_s: float | None = None
+    """When its former process ended."""
     stop_by_s: float | None = None
     leaving: bool = False
     """True: the slot is removed once its process ended."""
@@ -204,19 +208,22 @@ class Supervisor:
 
     def not_started(self, name: str, reason: str, now: float) -> list[Action]:
         """The system could not start a process (no memory, descriptors or disk space): it counts as ended at once."""
-        return self._failed(self.slots[name], f"{name}: cannot be started: {reason}", now)
+        slot = self.slots[name]
+        slot.last_end, slot.last_end_s = f"cannot be started: {reason}", now
+        return self._failed(slot, f"{name}: {slot.last_end}", now)
 
     def exited(self, name: str, end: Exit, now: float) -> list[Action]:
         """A process ended by itself or after a signal."""
         slot = self.slots[name]
         was, slot.announcement, slot.stop_by_s, slot.silent_since_s = slot.phase, None, None, None
-        was_killed_by_us, slot.killed_by_us = slot.killed_by_us, False
+        kill_reason, slot.kill_reason = slot.kill_reason, ""
         actions = self._publish(slot.role) if was in (Phase.READY, Phase.STOPPING) else []
         if self.stopping or slot.leaving:
             return actions + self._gone(slot) + self._next_to_stop(now)
         was_stable = was is Phase.READY and now - slot.since_s >= self.patience.stable_s
         slot.failures = 0 if was_stable else slot.failures
-        failure = f"{name}: {_describe_exit(end, was_killed_by_us)}"
+        slot.last_end, slot.last_end_s = _describe_exit(end, kill_reason), now
+        failure = f"{name}: {slot.last_end}"
         if not self.was_ready and end.status == BAD_CONFIGURATION:
             slot.phase = Phase.STOPPED
             return actions + self._give_up(end.last_line or failure, now)
@@ -249,7 +256,7 @@ class Supervisor:
                 actions += self._start(slot, now)
             elif slot.phase is Phase.STARTING and now - slot.since_s >= self.patience.start_s:
                 slot.since_s = now
-                actions += self._kill(slot, f"not ready after {self.patience.start_s:g} s")
+                actions += self._kill(slot, f"was not ready after {self.patience.start_s:g} s")
             elif slot.phase is Phase.STOPPING and slot.stop_by_s is not None and now >= slot.stop_by_s:
                 slot.stop_by_s = None
                 actions += self._kill(slot, "did not stop in time")
@@ -276,7 +283,7 @@ class Supervisor:
         return self.stop(now)
 
     def _kill(self, slot: ProcessSlot, why: str) -> list[Action]:
-        slot.killed_by_us = True
+        slot.kill_reason = why
         return [Say(f"{slot.name}: {why}, killed"), Signal(slot.name, signal.SIGKILL)]
 
     def _start(self, slot: ProcessSlot, now: float) -> list[Action]:
@@ -337,12 +344,13 @@ class Supervisor:
         return f"{', '.join(waiting)} not ready" if waiting else "the gateway has linked no fitting pair"
 
 
-def _describe_exit(end: Exit, was_killed_by_us: bool) -> str:
-    """The end of a process in words, with its last log line as what it is."""
+def _describe_exit(end: Exit, kill_reason: str) -> str:
+    """The end of a process in words, with its last log line as what it is. `kill_reason`: empty: Baton did not kill
+    it."""
     if end.status >= 0:
         text = f"ended with status {end.status}"
-    elif was_killed_by_us:
-        text = "killed by Baton, for the reason above"
+    elif kill_reason:
+        text = f"killed by Baton: it {kill_reason}"
     else:
         text = f"killed by {signal_name(-end.status)}, not by Baton" + _KILLERS.get(-end.status, "")
     if not end.last_line:

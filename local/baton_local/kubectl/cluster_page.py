@@ -112,7 +112,7 @@ def page_inputs(
     silent = [*answers.silent, *(["a gateway Pod of another version"] * (len(replicas) - len(known)))]
     parts = list(join_parts(known))
     announced = (_decode(part.history, DeploymentHistory) for part in parts if part.history)
-    reasons = next((history.reasons for history in announced if history is not None), {})
+    present = next((announcement for announcement in announced if announcement is not None), DeploymentHistory())
     return PageInputs(
         viewer=Viewer(sees_all=True),
         wall_s=known[0].at if known else wall_s,
@@ -122,7 +122,7 @@ def page_inputs(
         slowest=slowest,
         missed=missed,
         silent_replicas=silent,
-        history=b"" if history is None else encode_history(history.with_reasons(reasons)),
+        history=b"" if history is None else encode_history(history.with_reasons(present.reasons, present.wanted)),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from baton_local.quality.comparison import Quality
 
 FEW_TOKENS: Final = 2_000
-"""Fewer compared tokens make a verdict uncertain."""
+"""Fewer compared tokens carry no verdict."""
 
 
 class _Grade(NamedTuple):
@@ -38,10 +38,12 @@ def verdict(quality: Quality) -> str:
     if same is None or mine is None or theirs is None:
         return "Nothing was compared: use a longer text."
     ratio = mine / theirs
-    grade = next(grade for grade in GRADES if same >= grade.least_same and ratio <= grade.most_perplexity)
     change = f"perplexity {'rose' if ratio >= 1 else 'fell'} by {abs(ratio - 1):.1%}"
     figures = f"{same:.1%} of the likeliest tokens are the reference's, {change}"
     if quality.asked:
         figures += f", {quality.changed} of {quality.asked} answers differ"
-    few = f" Only {prompts.tokens:,} tokens were compared: use a longer text." if prompts.tokens < FEW_TOKENS else ""
-    return f"{grade.words} ({figures}).{few}"
+    if prompts.tokens < FEW_TOKENS:
+        few = f"only {prompts.tokens:,} tokens were compared, and it takes {FEW_TOKENS:,}"
+        return f"No verdict: {few} ({figures}). Use a longer text."
+    grade = next(grade for grade in GRADES if same >= grade.least_same and ratio <= grade.most_perplexity)
+    return f"{grade.words} ({figures})."

@@ -17,6 +17,7 @@ from baton_control.spec.served_model import CacheType
 from baton_control.worker_specs import Device, Site
 from baton_operator.objects.batch_settings import NO_BATCHES, BatchSettings
 from baton_operator.objects.fetch_settings import NO_SETTINGS, FetchSettings
+from baton_operator.objects.identity_settings import NO_IDENTITY, IdentitySettings
 from baton_operator.objects.network_settings import DEFAULT_NETWORK, NetworkSettings
 from baton_operator.objects.pod_ids import DEFAULT_IDS, PodIds
 from baton_operator.objects.pod_policy import DEFAULT_POLICY, PodPolicy
@@ -67,6 +68,8 @@ class Platform:
     """`stdout`: gateways write what each request used to their standard output."""
     batches: BatchSettings = NO_BATCHES
     """The claim in which gateways keep files and batches."""
+    identity: IdentitySettings = NO_IDENTITY
+    """The identities besides keys that gateways with tenants accept."""
     json_logs: bool = False
     """True: gateways, workers and fetch Pods log JSON, as the operator does."""
     llmd_labels: bool = False
@@ -87,6 +90,12 @@ class Platform:
     """The settings of Pods that LLMDeployments may use."""
     pull_secrets: tuple[str, ...] = ()
     """Secrets of each namespace for pulling images, on the ServiceAccounts. Pods that name some do not use them."""
+
+    def identity_of(self, deployment: LLMDeployment) -> IdentitySettings:
+        """Return the identities besides keys that a deployment's gateways accept: they name LLMTenants, so only with
+        `gateway.tenants`."""
+        has_tenants = deployment.spec.gateway.tenants
+        return self.identity.in_namespace(deployment.metadata.namespace) if has_tenants else NO_IDENTITY
 
     @property
     def log_variables(self) -> tuple[tuple[str, str], ...]:

@@ -16,6 +16,7 @@ from baton_operator.objects.fetch_progress import PROGRESS_FILE, PROGRESS_S
 from baton_operator.objects.fetch_state import FETCH_ANNOTATION
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, object_head, selector
 from baton_operator.objects.model_cache import claim_specs, fetch_nodes, fetch_volume, on_claims_node
+from baton_operator.objects.network_settings import PUBLIC_NETWORKS
 from baton_operator.objects.pod_additions import account_fields, build_resources, with_annotations
 
 CACHE_PATH, CREDENTIALS_PATH = "/cache", "/etc/baton/credentials"
@@ -27,23 +28,6 @@ min."""
 DEADLINE_S = 86_400
 """Seconds that one Job may take with all its tries. A fetch that was given up begins anew where it stopped, so that a
 slow source only needs several Jobs; without a deadline a Pod that hangs would hang for ever."""
-_PUBLIC: tuple[Manifest, ...] = (
-    {
-        "ipBlock": {
-            "cidr": "0.0.0.0/0",
-            "except": [
-                "10.0.0.0/8",
-                "100.64.0.0/10",
-                "127.0.0.0/8",
-                "169.254.0.0/16",
-                "172.16.0.0/12",
-                "192.168.0.0/16",
-            ],
-        }
-    },
-    {"ipBlock": {"cidr": "::/0", "except": ["fc00::/7", "fe80::/10"]}},
-)
-"""The public internet, without the networks of clusters, machines and their metadata servers."""
 _COMPONENT = {ROLE_LABEL: FETCH_ROLE, "app.kubernetes.io/component": FETCH_ROLE}
 
 
@@ -116,7 +100,7 @@ def _policy(deployment: LLMDeployment, platform: Platform, owner: Owner, source:
         "policyTypes": ["Ingress", "Egress"],
         "egress": [
             {
-                "to": [*_PUBLIC, *({"ipBlock": {"cidr": cidr}} for cidr in platform.fetch_cidrs)],
+                "to": [*PUBLIC_NETWORKS, *({"ipBlock": {"cidr": cidr}} for cidr in platform.fetch_cidrs)],
                 "ports": [{"protocol": "TCP", "port": port} for port in sorted(ports)],
             },
             *platform.fetch.proxy_rules(platform.fetch_cidrs),

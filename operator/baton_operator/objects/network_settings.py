@@ -15,6 +15,23 @@ from baton_operator.kube.object_fields import Manifest
 
 DNS_PORT = 53
 MAX_RULES = 32
+PUBLIC_NETWORKS: tuple[Manifest, ...] = (
+    {
+        "ipBlock": {
+            "cidr": "0.0.0.0/0",
+            "except": [
+                "10.0.0.0/8",
+                "100.64.0.0/10",
+                "127.0.0.0/8",
+                "169.254.0.0/16",
+                "172.16.0.0/12",
+                "192.168.0.0/16",
+            ],
+        }
+    },
+    {"ipBlock": {"cidr": "::/0", "except": ["fc00::/7", "fe80::/10"]}},
+)
+"""The public internet, without the networks of clusters, machines and their metadata servers."""
 
 
 class WorkloadPolicies(enum.StrEnum):

@@ -17,7 +17,7 @@ from baton_control.spec.model_source import Scheme
 from baton_control.spec.placing import PlacementSpec
 from baton_control.spec.pools import PoolSpec
 from baton_control.worker_specs import WorkerSpec, gateway_spec, instance_arguments, pool_spec, worker_spec
-from baton_operator.kube.object_fields import Manifest
+from baton_operator.kube.object_fields import Manifest, mapping
 from baton_operator.objects.batch_settings import BATCHES_PATH
 from baton_operator.objects.cluster import (
     ADMIN_ADDRESS,
@@ -111,8 +111,13 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
     if platform.batches.serves(deployment.metadata.namespace):
         claim: Manifest = {"claimName": platform.batches.claim_name}
         mount(pod, {"name": "batches", "persistentVolumeClaim": claim}, {"name": "batches", "mountPath": BATCHES_PATH})
+    identity = platform.identity_of(deployment)
+    for volume, place in identity.volumes():
+        mount(pod, volume, place)
     labels_of_tools = _llmd_labels(deployment, spec.role, platform)
     metadata = _metadata(deployment, spec.role, None, labels_of_tools)
+    if annotations := identity.annotations():
+        metadata["annotations"] = {**mapping(metadata.get("annotations")), **annotations}
     return {"metadata": metadata, "spec": pod | _gateway_placement(deployment)}
 
 
@@ -181,6 +186,8 @@ def _container(
         more = (*more, f"--metrics-compat={platform.metrics_compat}")
     if spec.role is Role.GATEWAY and platform.batches.serves(deployment.metadata.namespace):
         more = (*more, *platform.batches.arguments(deployment.metadata.name))
+    if spec.role is Role.GATEWAY:
+        more = (*more, *platform.identity_of(deployment).arguments())
     if platform.ledger and spec.role is Role.GATEWAY:  # the volume of the folder outlives containers that are killed
         more = (*more, f"--ledger={LEDGER_PATH}", f"--ledger-lines={platform.ledger}")
     env = {"HOME": RUN_PATH, "TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **dict(spec.env)}

@@ -1,7 +1,8 @@
 """Services and NetworkPolicies: how Pods are found, and which Pods may connect to which.
 
 Everything is denied except these edges: clients → gateway, gateway → prefill and decode, prefill ↔ decode,
-gateway → operator, gateway → a collector of traces in the cluster, monitoring → metrics, all Pods → DNS. RDMA does not
+gateway → operator, gateway → a collector of traces in the cluster, gateway → the identity provider of the installation,
+monitoring → metrics, all Pods → DNS. RDMA does not
 pass through NetworkPolicies. Workers that flip connect to each other in any role. Clients are all Pods of the
 namespace, or anybody where the gateway asks for keys or is declared open.
 """
@@ -109,7 +110,7 @@ def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: O
     if deployment.spec.autoscaling.flips and role is not Role.GATEWAY:
         ingress[role] = [_from([gateway], HTTP_PORT), _from([prefill, decode], PAIR_PORT)]
         egress[role] = [_to([prefill, decode], PAIR_PORT)]
-    egress[Role.GATEWAY] += _collector(deployment)
+    egress[Role.GATEWAY] += _collector(deployment) + platform.identity_of(deployment).provider_rules()
     if platform.monitoring_namespace is not None and "from" in ingress[role][0]:  # else the port is open to all
         monitoring: Manifest = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: platform.monitoring_namespace}}}
         ingress[role].append(_from([monitoring], HTTP_PORT))

@@ -23,11 +23,14 @@ _TROUBLES = (
 """Conditions that are changes, with the status that is one. Missed targets come and go: the page has them over time."""
 
 
-def status_history(status: DeploymentStatus, pods: Iterable[Manifest], reasons: Mapping[str, str]) -> DeploymentHistory:
-    """Return the history of a deployment. `reasons`: why each pool has its present size."""
+def status_history(
+    status: DeploymentStatus, pods: Iterable[Manifest], reasons: Mapping[str, str], wanted: Mapping[str, int]
+) -> DeploymentHistory:
+    """Return the history of a deployment. `reasons`: why each pool has its present size. `wanted`: how many workers
+    each pool is to have."""
     changes = [*_decisions(status), *_limits(status.conditions), *_troubles(status.conditions), *_restarts(pods)]
     changes.sort(key=lambda change: (change.at, change.kind, change.subject, change.text))
-    return NO_HISTORY.with_changes(changes).with_reasons(reasons)
+    return NO_HISTORY.with_changes(changes).with_reasons(reasons, wanted)
 
 
 def _decisions(status: DeploymentStatus) -> Iterator[HistoryChange]:

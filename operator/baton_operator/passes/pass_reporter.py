@@ -128,7 +128,8 @@ class PassReporter:
             return 0.0
         status = status_of(result, snapshot.before, self._now())
         reasons = {} if result.sized is None else {role.value: why for role, why in result.sized.reasons.items()}
-        present = status_history(status, snapshot.live_pods, reasons)
+        wanted = {} if result.sized is None else {role.value: count for role, count in result.sized.workers.items()}
+        present = status_history(status, snapshot.live_pods, reasons, wanted)
         facts = facts_of(mapping(snapshot.raw.get("spec")), spec.rendering.record)
         self._announce(snapshot.key, self._histories.note(snapshot, present, facts, self._now().timestamp()))
         status_s = await self._statuses.write(snapshot, status)

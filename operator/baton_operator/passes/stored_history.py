@@ -48,7 +48,7 @@ def merge_history(kept: StoredHistory, present: DeploymentHistory, facts: Histor
     new = [change for change in present.entries if _change_key(change) not in known]
     new += [change for change in find_changes(kept.facts, facts, at) if kept.facts != HistoryFacts()]
     entries = sorted((*kept.history.entries, *new), key=lambda change: change.at)
-    history = DeploymentHistory().with_changes(entries).with_reasons(present.reasons)
+    history = DeploymentHistory().with_changes(entries).with_reasons(present.reasons, present.wanted)
     return StoredHistory(history, facts)
 
 

@@ -66,7 +66,9 @@ def test_a_miss_that_no_number_of_workers_mends_says_so() -> None:
 
 
 def test_a_miss_while_workers_start_says_that_they_start() -> None:
-    assert "1 of 2 workers does not serve yet" in reason(MISSED, decode=ObservedPool(2, 1, 30.0), per_s=1.0)
+    assert "1 of 2 workers does not serve: starting, or without an answer" in reason(
+        MISSED, decode=ObservedPool(2, 1, 30.0), per_s=1.0
+    )
 
 
 def test_a_growing_pool_says_what_was_missed() -> None:
@@ -78,3 +80,27 @@ def test_a_growing_pool_says_what_was_missed() -> None:
 def test_requests_without_an_answer_count_as_missed() -> None:
     text = reason(Lateness(200, 80.0, 0.0208), per_s=1.0)
     assert "80 of 200 requests in the last minute missed TPOT 25 ms or got no answer" in text
+
+
+def test_refusals_are_named_and_a_pool_that_keeps_its_target_is_not_blamed_for_them() -> None:
+    """Found: with every answer within the target, decode's reason said that 80 of 200 had missed it."""
+    text = reason(Lateness(200, 80.0, 0.0208, 80), per_s=1.0)
+    assert text.endswith(
+        "80 of 200 requests in the last minute were refused or failed; "
+        "of the others TPOT p95 20.8 ms keeps the target of 25 ms"
+    )
+
+
+def test_a_pool_at_its_maximum_that_is_large_enough_is_not_blamed_for_refusals() -> None:
+    assert reason(Lateness(200, 80.0, 0.0208, 80), spec(maximum=2), per_s=1.0).endswith("the target of 25 ms")
+
+
+def test_a_pool_at_its_maximum_that_is_too_small_is_named_next_to_refusals() -> None:
+    text = reason(Lateness(200, 80.0, 0.0208, 80), spec(maximum=2), PerWorker(2.0))
+    assert text.endswith("keeps the target of 25 ms: at spec.decode.replicas.max, 2 workers")
+
+
+def test_served_requests_that_were_late_are_named_besides_refusals() -> None:
+    text = reason(Lateness(200, 120.0, 0.05, 80), spec(maximum=2), PerWorker(2.0))
+    assert "80 of 200 requests in the last minute were refused or failed" in text
+    assert "of the others TPOT p95 50 ms misses the target of 25 ms: at spec.decode.replicas.max" in text

@@ -81,7 +81,7 @@ def test_a_burst_starts_a_worker_only_where_the_percentile_of_all_requests_would
     pool = size(spec(), observed, memory, 1000.0, PerWorker(9.5)).pools[Role.PREFILL]
     assert pool.needed > 1, "more than one worker for the load at the quantile"
     assert (pool.workers > 1) == starts
-    assert starts or "1 are enough with the last half hour" in pool.reason
+    assert starts or "over the last half hour 1 is enough" in pool.reason
 
 
 def test_a_pool_shrinks_only_after_the_window_to_what_it_needed_in_it() -> None:
@@ -265,7 +265,7 @@ def test_nobody_is_started_for_a_burst_that_the_half_hour_bears() -> None:
     walk.step(arrivals(12), 170)
     decision = walk.step(arrivals(30), 2)
     assert walk.workers == (3, 3)
-    assert "7 for this alone, but 3 are enough with the last half hour" in decision.reason
+    assert "7 if this lasted, but over the last half hour 3 are enough" in decision.reason
     walk.step(arrivals(30), 30)
     assert walk.workers[0] >= 6, "it goes on"
 

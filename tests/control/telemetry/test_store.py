@@ -128,7 +128,7 @@ def test_a_lost_summary_makes_the_interval_unknown_even_over_a_new_link() -> Non
     store.add_summary(ONE, summary(3, 20), 10.0)
     reading = store.take_arrivals(10.0, 1)
     assert isinstance(reading, Unknown)
-    assert "lost" in reading.why
+    assert "did not arrive" in reading.why
     store.add_summary(ONE, summary(4, 20), 15.0)
     assert isinstance(store.take_arrivals(15.0, 1), Arrivals)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,9 @@ async def test_http_1_0_clients_get_their_stream_without_chunks(gateway: Running
 
 
 async def test_a_client_that_stops_reading_is_cancelled_and_its_memory_bounded(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(streaming_sink, "STALL_S", 0.5)
     decode = gateway.pool.decode[0]
     for worker in gateway.pool.workers:
@@ -123,6 +125,12 @@ async def test_a_client_that_stops_reading_is_cancelled_and_its_memory_bounded(
     decode.hold = True
     await until(lambda: is_idle(gateway), 120.0)
     assert decode.of_type(Cancel), "it did not run to its end"
+    records = gateway.server.relay.records
+    await until(lambda: len(records) == 1)
+    [record] = [kept.record() for kept in records.latest()]
+    assert (record.outcome, record.code) == ("cancelled", "slow_client")
+    [line] = [json.loads(entry.message) for entry in caplog.records if entry.name == "baton.gateway.access"]
+    assert (line["status"], line["code"]) == (499, "slow_client")
     writer.transport.abort()
     del reader
 

@@ -11,6 +11,8 @@ import aiohttp
 import pytest
 
 from baton_gateway.records.record_query import RecordQuery
+from baton_gateway.records.record_ring import MAX_REFUSED, RecordRing
+from baton_gateway.requests.record_keeping import refused_trail
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, running_gateway, until
 from baton_wire.keys import operator_token, read_keys
@@ -199,3 +201,27 @@ async def test_no_records_are_kept_where_none_are_wanted(pool: FakePool, http: a
         async with http.post(gateway.url("/v1/completions"), json={"model": "tiny", "prompt": "x"}) as got:
             assert got.status == 200
         assert (await gateway.server.desk.ask(RecordQuery())).records == []
+
+
+async def test_a_refused_request_has_a_record_that_only_its_tenant_finds(
+    shared: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    """Found: the id of a refused request, which the access log has, was "the id of no request"."""
+    await chat(shared, http, "alice", "refused-1", colour=1)
+    await chat(shared, http, "alice", "served")
+    await until(lambda: len(shared.server.relay.records) == 1)
+    [record] = (await get(shared, http, KEYS["alice"], "?id=refused-1"))[1]["records"]
+    assert (record["outcome"], record["code"], record["attempts"]) == ("refused", "unknown_parameter", [])
+    assert (await get(shared, http, KEYS["bob"], "?id=refused-1"))[1]["records"] == []
+    missed = (await get(shared, http, KEYS["alice"], "?missed=true&slowest=9"))[1]["records"]
+    assert [entry["id"] for entry in missed] == ["refused-1"]
+    latest = (await get(shared, http, KEYS["alice"]))[1]["records"]
+    assert [entry["id"] for entry in latest] == ["served"], "a flood of refusals does not hide what was served"
+
+
+def test_a_flood_of_refusals_pushes_no_other_record_out() -> None:
+    ring = RecordRing(max_records=2)
+    for number in range(MAX_REFUSED + 5):
+        ring.add_refused(refused_trail(f"r{number}", "flood", "rate_limit_exceeded", 0.0, 0.1))
+    assert (len(ring), ring.fell_out, len(list(ring.refused()))) == (0, 0, MAX_REFUSED)
+    assert next(ring.refused()).id == f"r{MAX_REFUSED + 4}"

@@ -86,6 +86,7 @@ async def test_each_request_has_one_line_without_content(client: HttpClient, cap
     assert 0 <= first["ttft_s"] <= first["s"]
     assert second["stream"] is True
     assert (third["status"], third["model"]) == (404, None)
+    assert (third["code"], fourth["code"]) == ("model_not_found", "unknown_url")
     assert (fourth["status"], fourth["path"]) == (404, "other")
     assert not any(word in caplog.text for word in ("nobody logs", "no-such", "secretsecret"))
 
@@ -102,6 +103,18 @@ async def test_a_failure_is_told_with_the_id(client: HttpClient, caplog: pytest.
     client.pool.prefill[0].fail_next = [Reason.INTERNAL] * 9
     assert (await exchange(client, COMPLETIONS, "mine-5", prompt="x"))[0] == 502
     assert any(record.name == "baton.gateway.requests" and "mine-5" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_has_its_code_in_the_access_log(
+    client: HttpClient, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    """Found: a line of status 429 or 502 did not say which limit or failure it was."""
+    caplog.set_level(logging.INFO)
+    await exchange(client, COMPLETIONS, "mine-1", prompt="x", colour=1)
+    client.pool.prefill[0].fail_next = [Reason.INTERNAL] * 9
+    await exchange(client, COMPLETIONS, "mine-2", prompt="x", stream=stream)
+    assert [line["code"] for line in await access_lines(caplog, 2)] == ["unknown_parameter", "workers_failed"]
 
 
 def test_lines_come_at_a_bounded_rate_and_say_what_was_left_out() -> None:

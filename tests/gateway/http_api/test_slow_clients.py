@@ -11,8 +11,9 @@ import pytest
 
 from baton_gateway.answers.output_parts import ContentPart
 from baton_gateway.apis.responses_request import parse_response
-from baton_gateway.openai_api.answer_bounds import VALUE_BYTES, token_bytes
+from baton_gateway.openai_api.answer_bounds import token_bytes
 from baton_gateway.openai_api.json_pieces import PIECE_BYTES
+from baton_gateway.openai_api.logprob_json import CompletionLogprobs
 from baton_gateway.openai_api.openai_types import ApiEndpoint
 from baton_gateway.openai_api.response_encoding import AnswerHead, ResponseHead, Usage
 from baton_gateway.openai_api.streaming_writer import (
@@ -153,7 +154,9 @@ async def test_what_waits_for_a_slow_client_weighs_what_its_log_probabilities_we
         writer.increment(0, scored())
         writer.flush()
         tokens += 1
-    assert tokens <= MAX_BUFFERED_BYTES // (20 * VALUE_BYTES)
+    pending = writer._pending[0].logprobs
+    assert isinstance(pending, CompletionLogprobs)
+    assert MAX_BUFFERED_BYTES // 2 < pending.size <= writer._allowed_bytes + pending.size // tokens
 
 
 class FastTransport(StuckTransport):

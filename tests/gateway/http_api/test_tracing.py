@@ -18,6 +18,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the 
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, running_gateway, until
 from baton_testing.gateway.otlp_receiver import OtlpReceiver, otlp_receiver
+from baton_wire.messages.gateway_link import Prefill, Reserve
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 KEY, PROMPT, SYSTEM = "marked-secret-key-9911", "Marked-secret-prompt", "Marked-secret-system"
@@ -96,6 +97,24 @@ async def test_latencies_of_sampled_requests_lead_to_their_traces(
             f"baton_gateway_tpot_seconds {labels}",
         ]
         assert "# {" not in gateway.server.metrics.page()[0].decode(), "plain text has no exemplars"
+
+
+@pytest.mark.parametrize("prompt", ["text", [5, 6, 7]])
+async def test_workers_get_the_trace_ids_of_sampled_requests_alone(
+    pool: FakePool, http: aiohttp.ClientSession, collector: OtlpReceiver, prompt: str | list[int]
+) -> None:
+    flags = (f"--tracing-endpoint={collector.endpoint}", "--tracing-sample-ratio=0")
+    async with running_gateway(pool, *flags) as gateway:
+        for flag in ("00", "01"):
+            headers = {"traceparent": f"00-{TRACE}-{SPAN}-{flag}"}
+            asked = {"model": "tiny", "prompt": prompt, "max_tokens": 4}
+            async with http.post(gateway.url("/v1/completions"), json=asked, headers=headers) as got:
+                assert got.status == 200
+                await got.read()
+    for kind in (Prefill, Reserve):
+        [worker] = [worker for worker in pool.workers if worker.of_type(kind)]
+        received = [message for message in worker.of_type(kind) if isinstance(message, kind)]
+        assert [message.trace_id for message in received] == [None, bytes.fromhex(TRACE)]
 
 
 async def test_malformed_contexts_begin_new_traces(

@@ -12,6 +12,7 @@ from baton_gateway.errors import Problem
 from baton_gateway.requests.admission import Admission, AdmissionLimits, Verdict
 from baton_gateway.requests.tenant import DEFAULT_TENANT, Tenant
 from baton_gateway.tenancy.tenants import Tenants
+from baton_wire.tenant_table import TenantLimits
 
 A, B = Tenant("a"), Tenant("b")
 TWO_OWNERS = '{"tenants": [{"name": "a", "key_sha256": ["0"]}, {"name": "b", "key_sha256": ["0"]}]}'.replace(
@@ -336,3 +337,11 @@ def test_a_request_that_costs_more_than_the_room_begins_when_nothing_else_is_at_
     assert admission.leave(large) == [ticket]
     assert admission.leave(ticket) == []
     assert (admission.num_running, admission.num_waiting) == (0, 0)
+
+
+def test_more_tenants_than_a_message_has_room_for_report_their_sequences_in_turn() -> None:
+    admission = Admission(AdmissionLimits())
+    for number in range(5):
+        offered(admission, Tenant(f"t{number}", limits=TenantLimits(max_concurrent=4)))
+    listed = [use.tenant for _ in range(5) for use in admission.sequence_uses(2)]
+    assert sorted(listed) == sorted([f"t{number}" for number in range(5)] * 2)

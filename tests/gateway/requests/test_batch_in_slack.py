@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from baton_gateway.requests.admission import Admission, AdmissionLimits, Verdict
@@ -114,7 +115,7 @@ def views(*loads: int, slots: int = 64, gateways: int = 1) -> list[WorkerView]:
         decode, prefill = (worker.view() for worker in linked if worker is not None)
     finally:
         pool.close()
-    return [prefill, *(replace(decode, load_sequences=load, gateways=gateways) for load in loads)]
+    return [prefill, *(msgspec.structs.replace(decode, load_sequences=load, gateways=gateways) for load in loads)]
 
 
 def test_the_slack_is_the_free_slots_less_one_of_thirty_two() -> None:

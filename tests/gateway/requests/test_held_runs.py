@@ -5,11 +5,11 @@ target is nearest first, late ones last.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
+import msgspec
 import pytest
 
 from baton_gateway import errors
@@ -89,7 +89,7 @@ class Gate:
 
     def choose(self, live: Any, action: PickRoute) -> Any:
         own_s = self.own_s.get(action.run[0])
-        return self.route if own_s is None else replace(self.route, own_s=own_s)
+        return self.route if own_s is None else msgspec.structs.replace(self.route, own_s=own_s)
 
     def may_grow(self, live: Any, sequences: int) -> bool:
         return True
@@ -137,7 +137,7 @@ async def test_the_clock_releases_runs_of_all_tenants_in_the_time_of_the_process
 def test_work_beside_rows_takes_longer() -> None:
     """A prefill worker that also decodes computes pieces between the steps of its rows."""
     rows = {"rows": 4, "rows_s": 0.02, "more_token_s": TOKEN_S, "piece_token_s": TOKEN_S, "load_tokens": FREE}
-    worker = replace(view(FREE), **cast(Any, rows))
+    worker = msgspec.structs.replace(view(FREE), **cast(Any, rows))
     assert not is_backed_up([worker], cast(Any, "a"), TTFT_S), "without a target between tokens"
     assert not is_backed_up([worker], cast(Any, "a"), TTFT_S, 10.0), "all in one step"
     assert is_backed_up([worker], cast(Any, "a"), TTFT_S, 0.1), "seven steps more"
@@ -173,7 +173,7 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
         nonlocal decode
         gone.append(action.run[0])
         live.life.sequences_at_work += action.choices
-        decode = replace(decode, load_sequences=decode.load_sequences + action.choices)
+        decode = msgspec.structs.replace(decode, load_sequences=decode.load_sequences + action.choices)
         return ROUTE
 
     line = ModelLoad()
@@ -182,7 +182,7 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
     )
     held = HeldRuns(cast(Any, table), cast(Any, router))
     for number in range(20):
-        action = replace(run(number), choices=4)
+        action = msgspec.structs.replace(run(number), choices=4)
         if not held.holds(cast(Any, large), action, ROUTE, TTFT_S):
             run_it(large, action)
     assert gone == list(range(8)), "32 of 40 slots: four times what it leaves"
@@ -197,7 +197,7 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
     )
     assert not held.holds(cast(Any, small), run(99), ROUTE, TTFT_S)
     large.life.sequences_at_work -= 8
-    decode = replace(decode, load_sequences=decode.load_sequences - 8)
+    decode = msgspec.structs.replace(decode, load_sequences=decode.load_sequences - 8)
     held.release_ready()
     assert gone == list(range(10)), "as some end, others begin"
     large.life.stage = Stage.ENDED
@@ -401,7 +401,7 @@ async def test_what_arrives_waits_for_what_others_hold() -> None:
 @pytest.mark.parametrize(("route", "is_theirs"), [(ROUTE, True), (KEPT, True), (LOCAL, False)])
 async def test_a_turn_is_for_what_prefill_workers_compute(route: Route, is_theirs: bool) -> None:
     gate = Gate(view(BUSY))
-    assert gate.holds(run(1), route=replace(ROUTE, own_s=0.1))
+    assert gate.holds(run(1), route=msgspec.structs.replace(ROUTE, own_s=0.1))
     gate.route = route
     assert gate.free_one_at_a_time(1) == [1]
     assert (gate.turn_giver.turn_taken_s > 0) == is_theirs

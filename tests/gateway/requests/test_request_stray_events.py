@@ -15,6 +15,7 @@ from baton_gateway.requests.request_events import (
     Tick,
 )
 from baton_testing.gateway.request_drive import D1, P1, PROMPT, REQUEST, Drive, started
+from baton_wire.messages.packed_logprobs import pack_logprobs
 from baton_wire.messages.values import Reason, SamplingParams, TokenEntry, TokenLogprob, pack_ids
 
 
@@ -49,5 +50,5 @@ def test_tokens_with_the_log_probabilities_that_were_asked_for_are_believed() ->
     drive.feed(Admitted())
     drive.feed(Prepared((Prompt(pack_ids(PROMPT), SamplingParams(max_tokens=8, logprobs=0), ""),)))
     drive.route()
-    entry = TokenEntry(REQUEST, 1, 0, 0, (50,), (TokenLogprob(-0.5, ()),))
+    entry = TokenEntry(REQUEST, 1, 0, 0, (50,), pack_logprobs((TokenLogprob(-0.5, ()),)))
     assert drive.feed(Arrived(P1, entry)) == ["deliver 0:50"]

@@ -6,10 +6,12 @@ import math
 
 import pytest
 
-from baton_gateway.requests.request_events import Arrived, LegEnded, Prompt, PromptArrived
-from baton_gateway.requests.token_validation import find_entry_fault, find_logprobs_fault
+from baton_gateway.requests.request_events import Admitted, Arrived, LegEnded, Prepared, Prompt, PromptArrived
+from baton_gateway.requests.token_validation import find_entry_fault, find_logprobs_fault, read_logprobs
 from baton_testing.gateway.request_drive import D1, D2, P1, P2, PROMPT, REQUEST, Drive, started
-from baton_wire.messages.gateway_link import LegFailed, PromptLogprobs
+from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.gateway_link import LegFailed, PromptLogprobs, ToGateway, Tokens
+from baton_wire.messages.packed_logprobs import pack_logprobs
 from baton_wire.messages.values import (
     Finish,
     PromptLogprob,
@@ -29,7 +31,11 @@ def prompt(**sampling: int | None) -> Prompt:
 
 
 def entry(*ids: int, first: int = 0, logprobs: tuple[TokenLogprob, ...] | None = None) -> TokenEntry:
-    return TokenEntry(REQUEST, 1, 0, first, ids, logprobs)
+    return TokenEntry(REQUEST, 1, 0, first, ids, None if logprobs is None else pack_logprobs(logprobs))
+
+
+def fault(entry: TokenEntry, of: Prompt) -> str | None:
+    return find_entry_fault(entry, read_logprobs(entry), of)
 
 
 @pytest.mark.parametrize(
@@ -43,18 +49,41 @@ def entry(*ids: int, first: int = 0, logprobs: tuple[TokenLogprob, ...] | None =
     ],
 )
 def test_tokens_that_cannot_be_are_named(impossible: TokenEntry, named: str) -> None:
-    assert named in (find_entry_fault(impossible, prompt()) or "")
-    assert find_entry_fault(entry(5, VOCAB - 1, first=6), prompt()) is None
+    assert named in (fault(impossible, prompt()) or "")
+    assert fault(entry(5, VOCAB - 1, first=6), prompt()) is None
 
 
 @pytest.mark.parametrize("value", LIES)
 def test_log_probabilities_that_are_none_are_not_taken(value: float) -> None:
     wanted, good = prompt(logprobs=2), TokenLogprob(-0.5, ((3, -0.5), (4, -math.inf)))
-    assert find_entry_fault(entry(5, logprobs=(good,)), wanted) is None
+    assert fault(entry(5, logprobs=(good,)), wanted) is None
     for bad in (TokenLogprob(value, ()), TokenLogprob(-0.5, ((3, value),)), TokenLogprob(-0.5, ((VOCAB, -0.5),))):
-        assert find_entry_fault(entry(5, logprobs=(bad,)), wanted) is not None
-    assert find_entry_fault(entry(5), wanted) is not None
-    assert find_entry_fault(entry(5, 6, logprobs=(good,)), wanted) is not None
+        assert fault(entry(5, logprobs=(bad,)), wanted) is not None
+    assert fault(entry(5), wanted) is not None
+    assert fault(entry(5, 6, logprobs=(good,)), wanted) is not None
+
+
+@pytest.mark.parametrize(
+    "unreadable",
+    [
+        b"",
+        b"\xff" * 40,
+        pack_logprobs((TokenLogprob(-0.5, ()),)) + b"\x00",
+        pack_logprobs((TokenLogprob(-0.5, ((3, -0.5),) * 21),)),
+        pack_logprobs((TokenLogprob(-0.5, ((-3, -0.5),)),)),
+        b"\x91" * 15_000,
+        b"\xd4\x05\x00",
+    ],
+)
+def test_log_probabilities_that_cannot_be_read_cost_their_run_an_attempt_and_no_other(unreadable: bytes) -> None:
+    drive = Drive()
+    drive.feed(Admitted())
+    drive.feed(Prepared((prompt(logprobs=2),)))
+    drive.route()
+    lie = TokenEntry(REQUEST, 1, 0, 0, (50,), unreadable)
+    assert decode(encode(Tokens(1, (lie,))), ToGateway) == Tokens(1, (lie,)), "the link takes it"
+    assert drive.feed(Arrived(P1, lie))[:1] == ["cancel P1/1"]
+    assert drive.delivered == {}
 
 
 @pytest.mark.parametrize("value", LIES)

@@ -124,3 +124,42 @@ def test_a_share_of_another_process_moves_tokens_without_losing_any() -> None:
     [used] = meters.usage(0.0, 10)
     assert (used.wanted, used.level) == (120, 0)
     assert meters.usage(0.0, 10) == []
+
+
+def test_more_limits_than_a_message_has_room_for_are_reported_in_turn() -> None:
+    meters, owners = TenantMeters(), [tenant(f"t{number}", requests_per_minute=6_000) for number in range(10)]
+    reported = list[str]()
+    for second in range(4):
+        for owner in owners:  # each one goes on, so none of them leaves room to those after it
+            meters.charge(owner, Cost(1, 0, 0), float(second))
+        reported += [use.tenant for use in meters.usage(float(second), 5)]
+    assert sorted(reported) == sorted([owner.name for owner in owners] * 2)
+
+
+def test_the_limits_of_a_tenant_that_do_not_fit_come_next_and_none_twice() -> None:
+    meters = TenantMeters()
+    meters.charge(tenant("a", requests_per_minute=60, input_tokens_per_minute=600), Cost(1, 10, 0), 0.0)
+    first, second = meters.usage(0.0, 1), meters.usage(0.0, 1)
+    assert {use.measure for use in first + second} == {LimitMeasure.REQUESTS, LimitMeasure.INPUT}
+    assert meters.usage(0.0, 1) == []
+
+
+def test_use_is_reported_though_the_limit_is_whole_again_before_the_report() -> None:
+    meters, owners = TenantMeters(), [tenant(f"t{number}", requests_per_minute=60_000) for number in range(20)]
+    for number, owner in enumerate(owners):
+        charge = meters.charge(owner, Cost(1, 0, 0), number / 100)
+        assert isinstance(charge, Charge)
+        meters.settle(charge, charge.cost, number / 100)
+    assert sum(use.wanted for use in meters.usage(0.5, 1_000)) == 20, "other arrivals did not sweep it away"
+    for second in range(10):
+        meters.charge(owners[0], Cost(1, 0, 0), 10.0 + second)
+    assert len(meters) == 1
+
+
+def test_without_reports_idle_meters_go_all_the_same() -> None:
+    meters = TenantMeters()
+    for number in range(1_000):
+        charge = meters.charge(tenant(f"t{number}", requests_per_minute=60_000), Cost(1, 0, 0), number / 10)
+        assert isinstance(charge, Charge)
+        meters.settle(charge, charge.cost, number / 10)
+    assert len(meters) < 100

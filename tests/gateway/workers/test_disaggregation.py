@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import msgspec
 import pytest
 
 from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick, revisions
@@ -35,7 +34,7 @@ def view(role: Role, **changes: object) -> WorkerView:
         rows_s=0.01,
         piece_token_s=1e-4,
     )
-    return replace(whole, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(whole, **changes)
 
 
 def route(prefill: WorkerView, decode: WorkerView, policy: RoutePolicy) -> Route:
@@ -79,10 +78,10 @@ def test_a_decode_worker_without_a_slot_leaves_the_answer_to_a_prefill_worker_wh
     assert route(keeps, view(Role.DECODE, load_sequences=64), policy).is_prefill_local
     assert not route(view(Role.PREFILL), view(Role.DECODE, load_sequences=64), policy).is_prefill_local
     full = view(Role.DECODE, load_sequences=64)
-    assert route(replace(keeps, rows=40, load_sequences=55), full, policy).is_prefill_local, (
+    assert route(msgspec.structs.replace(keeps, rows=40, load_sequences=55), full, policy).is_prefill_local, (
         "it has many answers already"
     )
-    assert not route(replace(keeps, load_sequences=56), full, policy).is_prefill_local, (
+    assert not route(msgspec.structs.replace(keeps, load_sequences=56), full, policy).is_prefill_local, (
         "prompts need the slots that are left"
     )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from baton_gateway.errors import Problem
@@ -40,11 +40,11 @@ def worker(name: str, **changes: object) -> WorkerView:
         max_sequences=64,
         seed=int.from_bytes(name.encode(), "little"),
     )
-    return replace(view, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(view, **changes)
 
 
 def query(tokens: int = 100, **changes: object) -> RouteQuery:
-    return replace(RouteQuery(PRINT, tokens, tokens + 50, 1, frozenset()), **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(RouteQuery(PRINT, tokens, tokens + 50, 1, frozenset()), **changes)
 
 
 def choose(

@@ -14,6 +14,7 @@ from baton_gateway.records.record_builder import build_record
 from baton_gateway.records.record_query import ProcessRecords, RecordQuery, RecordsPage, parse_query
 from baton_gateway.records.request_record import RecordSpan
 from baton_gateway.records.trail import Moment, Trail, TrailFacts, keep
+from baton_gateway.requests.record_keeping import refused_trail
 from baton_local.__main__ import main
 from baton_local.commands.explain import with_names
 from baton_local.explain import record_sources
@@ -56,6 +57,23 @@ def test_the_largest_part_comes_first_and_the_blamed_worker_is_named() -> None:
     assert any("peer_lost, blamed on 64646464" in line for line in rest)
     assert any(line.startswith("1 gaps between tokens beyond 100.0 ms") for line in rest)
     assert "id-1" in list_records([RECORD])
+
+
+def test_a_client_that_read_too_slowly_is_named_before_the_largest_part() -> None:
+    """Found: the story blamed decoding, and nothing said that the gateway had closed the connection."""
+    facts = TrailFacts("id-1", "team", "m", "cancelled", "slow_client", 1e9, 5_000, 20)
+    title, verdict, largest, *_ = tell_story(build_record(keep(trail(), facts))).splitlines()
+    assert title.startswith("id-1: cancelled (slow_client) after 2.01 s")
+    assert verdict.startswith("The gateway closed the connection: the client read too slowly")
+    assert largest.startswith("Most of it, ")
+
+
+def test_a_request_that_was_refused_on_arrival_is_explained_by_its_code() -> None:
+    title, verdict, *_ = tell_story(
+        build_record(refused_trail("id-1", "team", "tokens_exceeded", 10.0, 10.002))
+    ).splitlines()
+    assert title.startswith("id-1: refused (tokens_exceeded) after 2.0 ms")
+    assert verdict.startswith("Refused before it began, with tokens_exceeded: ")
 
 
 def test_spans_tile_the_record() -> None:

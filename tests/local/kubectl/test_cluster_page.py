@@ -58,6 +58,8 @@ def test_the_page_sums_all_gateway_pods_names_silent_ones_and_has_the_operators_
     assert (status, document["running"], document["silent_replicas"]) == (200, 6, [])
     assert document["history"]["entries"][0]["text"] == "a to b"
     assert document["history"]["reasons"] == HISTORY["reasons"]
+    assert document["history"]["wanted"] == HISTORY["wanted"]
+    assert [(pool["role"], pool["wanted"], pool["missing"]) for pool in document["pools"]] == [("decode", 2, 2)]
     assert (index, missing, document["playground"]) == (200, 404, False)
     assert b"<html" in html
     cluster.closed = {"chat-gateway-b"}

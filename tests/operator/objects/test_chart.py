@@ -27,6 +27,28 @@ Json = dict[str, Any]
 NODE_TERM = (
     "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0]"
 )
+JWT = {
+    "identity.jwt.issuer": "https://id.example.com",
+    "identity.jwt.audience": "baton",
+    "identity.jwt.jwks.url": "https://id.example.com/jwks.json",
+}
+HALF_CONFIGURED = (
+    ("jwt.issuer", ""),
+    ("jwt.audience", ""),
+    ("jwt.jwks.url", ""),
+    ("jwt.jwks.url", "http://id.example.com/jwks.json"),
+    ("jwt.jwks.url", "https://user@id.example.com/jwks.json"),
+    ("jwt.jwks.configMapName", "keys"),
+    ("jwt.claim", ""),
+    ("jwt.algorithms", "{HS256}"),
+    ("jwt.algorithms", "{none}"),
+    ("jwt.leewaySeconds", "301"),
+    ("jwt.secret", "x"),
+    ("trustedHeader.secretName", "Not_A_Name"),
+    ("trustedHeader.name", "X-Tenant"),
+    ("namespaces", "{Team_A}"),
+)
+"""Identities that would let in nobody or everybody, each added to a complete one."""
 FULL = PINNED | {
     "networkPolicy.dnsPorts": "{53,5353}",
     "networkPolicy.additionalEgress[0].ports[0].port": "15012",
@@ -37,6 +59,11 @@ FULL = PINNED | {
     "batches.claimName": "batches",
     "batches.namespaces": "{team-a}",
     "batches.maxFileSize": "1Gi",
+    "identity.namespaces": "{team-a}",
+    "identity.jwt.issuer": "https://id.example.com",
+    "identity.jwt.audience": "baton",
+    "identity.jwt.jwks.url": "https://id.example.com/jwks.json",
+    "identity.trustedHeader.secretName": "front",
     "metricsCompat": "vllm",
     "llmdLabels": "true",
     "inferencePool.enabled": "true",
@@ -188,6 +215,7 @@ def test_without_the_right_to_read_nodes_named_namespaces_need_no_cluster_wide_r
         PINNED | {"securityContext.privileged": "true"},
         PINNED | {"monitoring.interval": "often"},
         PINNED | {"extraEnv[0].value": "nameless"},
+        *(PINNED | JWT | {f"identity.{field}": value} for field, value in HALF_CONFIGURED),
     ],
     ids=str,
 )
@@ -239,6 +267,10 @@ def test_values_for_networks_ids_and_monitors_reach_the_flags_and_the_operators_
         "batch-tenant-mib": 10_240,
         "batch-tenant-files": 1_000,
     }
+    identity = settings.platform.identity
+    assert (identity.namespaces, identity.header_secret) == (("team-a",), "front")
+    assert identity.tokens is not None
+    assert identity.tokens.jwks_url == "https://id.example.com/jwks.json"
     assert not settings.platform.route_timeouts
     assert (settings.log_format, settings.platform.json_logs) == ("json", True)
     found = {manifest["kind"]: manifest for manifest in manifests}

@@ -38,13 +38,14 @@ def pod(name: str, **last: Any) -> dict[str, Any]:
 
 def test_it_has_decisions_limits_and_restarts_by_time() -> None:
     pods = [pod("chat-decode-0", finishedAt=AT.format(0), reason="OOMKilled", exitCode=137), pod("chat-decode-1")]
-    history = status_history(status(), pods, {"decode": "decode 3: forecast"})
+    history = status_history(status(), pods, {"decode": "decode 3: forecast"}, {"decode": 3})
     assert [f"{change.kind} {change.subject}: {change.text}" for change in history.entries] == [
         "restart chat-decode-0: start 3: OOMKilled, exit code 137",
         "decision decode: 2 to 3: TPOT p95 41 ms misses 30 ms",
         "limit deployment: decode wants 5 workers, replicas.max is 3",
     ]
     assert history.reasons == {"decode": "decode 3: forecast"}
+    assert history.wanted == {"decode": 3}
 
 
 def test_a_condition_that_something_is_wrong_is_a_change_and_a_good_one_is_none() -> None:
@@ -52,21 +53,21 @@ def test_a_condition_that_something_is_wrong_is_a_change_and_a_good_one_is_none(
     good = {"type": "Stalled", "status": "False", "reason": "Working", "message": "x"}
     conditions = [condition | {"lastTransitionTime": AT.format(3)} for condition in (wrong, good)]
     given = DeploymentStatus.model_validate_json(json.dumps({"conditions": conditions}))
-    assert [f"{change.kind} {change.subject}: {change.text}" for change in status_history(given, [], {}).entries] == [
-        "condition Ready False: MissingSecret: no Secret 'hf'"
-    ]
+    assert [
+        f"{change.kind} {change.subject}: {change.text}" for change in status_history(given, [], {}, {}).entries
+    ] == ["condition Ready False: MissingSecret: no Secret 'hf'"]
 
 
 def test_a_limit_that_is_not_met_is_no_change_and_the_same_facts_are_the_same_history() -> None:
-    assert len(status_history(status("False"), [], {}).entries) == 1
-    assert status_history(status(), [], {}) == status_history(status(), [], {})
+    assert len(status_history(status("False"), [], {}, {}).entries) == 1
+    assert status_history(status(), [], {}, {}) == status_history(status(), [], {}, {})
 
 
 def test_pods_with_strange_statuses_leave_the_rest_alone_and_many_stay_bounded() -> None:
     strange: list[dict[str, Any]] = [{}, {"status": 7}, pod("x", finishedAt=7), pod("y", finishedAt="yesterday")]
-    assert len(status_history(status("False"), strange, {}).entries) == 2
+    assert len(status_history(status("False"), strange, {}, {}).entries) == 2
     many = [pod(f"chat-decode-{number}", finishedAt=AT.format(0), reason="x" * 999) for number in range(2_000)]
-    assert len(encode_history(status_history(status(), many, {}))) <= MAX_HISTORY_BYTES
+    assert len(encode_history(status_history(status(), many, {}, {}))) <= MAX_HISTORY_BYTES
 
 
 def test_a_pass_announces_the_decision_that_it_has_just_made() -> None:
@@ -95,3 +96,4 @@ def test_a_pass_announces_the_decision_that_it_has_just_made() -> None:
     key, history = announced[-1]
     assert key == Key(SPACE, NAME)
     assert [change.text.partition(":")[0] for change in history.entries if change.subject == "decode"] == ["2 to 3"]
+    assert history.wanted["decode"] == 3, "the page knows from it which workers are missing"

@@ -41,6 +41,14 @@ def test_a_change_that_no_longer_shows_stays_and_one_that_still_shows_is_there_o
     assert [change.at for change in later.history.entries] == [10.0, 20.0]
 
 
+def test_the_wanted_sizes_are_those_of_the_present_and_not_kept() -> None:
+    """Found: on clusters the page knew no wanted sizes, so a worker that was gone did not count as missing."""
+    present = changes(LIMIT).with_reasons({"decode": "at max"}, {"prefill": 1, "decode": 3})
+    kept = merge_history(StoredHistory(), present, HistoryFacts(), 21.0)
+    assert kept.history.wanted == {"prefill": 1, "decode": 3}
+    assert merge_history(kept, changes(LIMIT), HistoryFacts(), 22.0).history.wanted == {}
+
+
 def test_a_limit_whose_text_has_other_numbers_is_the_same_change() -> None:
     kept = merge_history(StoredHistory(), changes(LIMIT), HistoryFacts(), 21.0)
     again = (20.0, ChangeKind.LIMIT, "deployment", "decode wants 6 workers, replicas.max is 3")

@@ -14,6 +14,7 @@ from baton_control.spec.api import DeploymentSpec, LLMDeployment
 from baton_control.spec.base_model import Model
 from baton_operator.objects.batch_settings import BatchSettings
 from baton_operator.objects.cluster import Owner, Platform
+from baton_operator.objects.identity_settings import IdentitySettings
 from baton_operator.objects.pod_ids import PodIds
 from baton_operator.objects.pods import TEMPLATE_VERSION
 from baton_operator.passes.template_records import (
@@ -64,7 +65,7 @@ def test_other_settings_of_the_installation_change_nothing_that_runs() -> None:
     ids = PodIds(run_as_user=None, run_as_group=None, fs_group=None)
     batches = BatchSettings("batches")
     settings = replace(OLD, pod_ids=ids, metrics_compat="vllm", llmd_labels=True, json_logs=True, ledger="stdout")
-    settings = replace(settings, batches=batches)
+    settings = replace(settings, batches=batches, identity=IdentitySettings(header_secret="front"))
     after = current_record(build_deployment(), settings, "", [store(before)])
     assert after == before
     asked = current_record(build_deployment(), settings, "now", [store(before)])

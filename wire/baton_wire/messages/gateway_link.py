@@ -41,6 +41,7 @@ from baton_wire.messages.values import (
     ShortText,
     TokenCount,
     TokenEntry,
+    TraceId,
     check_worker,
 )
 
@@ -216,6 +217,8 @@ class Prefill(Message, frozen=True, tag=16):
     """The flow that shares one turn at the worker (see `baton_wire.rules.fair_share`); None: this request alone."""
     missing_tokens: TokenCount | None = None
     """Tokens that the worker probably has to compute, until it looks itself; None: not known."""
+    trace_id: TraceId | None = None
+    """The trace of a sampled request, for exemplars of the worker's metrics; None: it is not sampled."""
 
 
 class Reserve(Message, frozen=True, tag=17):
@@ -235,6 +238,8 @@ class Reserve(Message, frozen=True, tag=17):
     tpot_s: PositiveSeconds | None = None
     """The target between two tokens: prompts computed in the same steps must not make them longer. None: no target."""
     missing_tokens: TokenCount | None = None
+    """As in Prefill."""
+    trace_id: TraceId | None = None
     """As in Prefill."""
 
 

@@ -27,6 +27,7 @@ MAX_FRAME_BYTES = 6 << 20
 type fits at its largest, or its sender cuts it up (`Tokens`)."""
 
 RequestId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+TraceId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 """Random, minted by the gateway; never derived from anything that a client sent."""
 
 Epoch = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -49,6 +50,11 @@ MAX_ENTRY_IDS = 64
 PACKED_ID_BYTES = 4
 PackedTokenIds = Annotated[bytes, Meta(max_length=PACKED_ID_BYTES * MAX_CONTEXT_TOKENS)]
 """Token ids as little-endian uint32; see `pack_ids`."""
+
+MAX_PACKED_LOGPROBS = 3 + MAX_ENTRY_IDS * (1 + 9 + 3 + MAX_LOGPROBS * (1 + 5 + 9))
+"""Bytes: heads of arrays, doubles, and ids of at most five bytes."""
+PackedLogprobs = Annotated[bytes, Meta(max_length=MAX_PACKED_LOGPROBS)]
+"""Log probabilities of consecutive tokens; see `baton_wire.messages.packed_logprobs`."""
 
 PLACE_BYTES = 8
 """Bytes that name a place in prefix caches (`baton_wire.rules.prefix_digests`): the beginning of its digest."""
@@ -281,7 +287,7 @@ class TokenEntry(NestedValue, frozen=True):
     first_index: TokenCount
     """Index of ids[0] among the tokens generated since the end of the prompt."""
     ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_ENTRY_IDS)]
-    logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_ENTRY_IDS)] | None = None
+    logprobs: PackedLogprobs | None = None
     finish: Finish | None = None
     cached_tokens: TokenCount | None = None
     """Tokens of the prompt whose KV the prefix cache had: reported with the first token, where the prompt was

@@ -133,7 +133,8 @@ def _when_landed(side: ContextSide, after_s: float, answer_tokens: int | None) -
     takes its place, so that steps are not shorter than now."""
     if side.running_s is None or answer_tokens is None:
         return side
-    ended = min(1.0, after_s / (answer_tokens * side.rows_s))
+    answer_s = answer_tokens * side.rows_s  # 0 where a step's cost was measured as nothing
+    ended = 1.0 if after_s >= answer_s else after_s / answer_s
     coming_s = max(0.0, side.promised_s - side.running_s)
     return replace(side, rows_s=side.rows_s - min(ended * side.running_s, coming_s))
 
@@ -168,7 +169,7 @@ def _num_without_room(side: ContextSide, own_s: float, targets: LatencyTargets) 
     room for."""
     tokens_s = side.coming_tokens_s + (side.queued_tokens + side.missing_tokens) / targets.ttft_s
     room_tokens_s = max(0.0, 1.0 - (side.rows_s + own_s) / (AIM * targets.tpot_s)) / side.token_s
-    return ceil(max(0.0, tokens_s - FULL * room_tokens_s) * targets.ttft_s / side.missing_tokens)
+    return ceil(max(0.0, tokens_s - FULL * room_tokens_s) * targets.ttft_s / max(1, side.missing_tokens))
 
 
 def _mean_step_s(side: ContextSide, own_s: float, tokens: int, targets: LatencyTargets) -> float:

@@ -224,6 +224,10 @@ class WorkerMetrics:
         if self._utilisation is not None:
             self._utilisation.observe_step(load, seconds)
 
+    def observe_handover(self, seconds: float, trace_id: bytes | None = None) -> None:
+        """Observe a hand-over. `trace_id`: the request's trace, the exemplar for readers that ask for OpenMetrics."""
+        self.handover_s.observe(seconds, None if trace_id is None else {"trace_id": trace_id.hex()})
+
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Render the page in the format that an `Accept` header asks for; returns it with its content type."""
         encode, content_type = choose_encoder(accept)

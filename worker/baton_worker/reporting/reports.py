@@ -21,13 +21,14 @@ from baton_wire.messages.gateway_link import (
     WorkerState,
 )
 from baton_wire.messages.measures import StepTiming
-from baton_wire.messages.values import LegTimes, RequestKey, Role, TokenEntry
+from baton_wire.messages.packed_logprobs import pack_logprobs
+from baton_wire.messages.values import PACKED_ID_BYTES, LegTimes, RequestKey, Role, TokenEntry
 from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig
 from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
 
-MAX_TOKEN_VALUES = 1 << 16
-"""Most ids and log probabilities of one message: about 1 MB, so that later messages do not wait long."""
+MAX_TOKEN_BYTES = 1 << 20
+"""Most bytes of ids and log probabilities in one message, so that later messages do not wait long."""
 STEPS_KEPT = 64
 """Steps that a log keeps until they are taken."""
 
@@ -71,7 +72,7 @@ def token_entry(event: Drawn, key: RequestKey, times: LegTimes | None = None) ->
         choice=event.choice,
         first_index=event.first_index,
         ids=event.ids,
-        logprobs=event.logprobs,
+        logprobs=None if event.logprobs is None else pack_logprobs(event.logprobs),
         finish=event.finish,
         cached_tokens=event.cached_tokens,
         times=times,
@@ -82,14 +83,14 @@ def token_entry(event: Drawn, key: RequestKey, times: LegTimes | None = None) ->
 def token_messages(step: int, entries: Sequence[TokenEntry]) -> Iterator[Tokens]:
     """Pack a step's tokens into messages that fit into a frame."""
     batch: list[TokenEntry] = []
-    values = 0
+    size = 0
     for entry in entries:
-        entry_values = len(entry.ids) + sum(1 + len(logprob.top) for logprob in entry.logprobs or ())
-        if batch and (len(batch) == MAX_ENTRIES or values + entry_values > MAX_TOKEN_VALUES):
+        entry_bytes = PACKED_ID_BYTES * len(entry.ids) + len(entry.logprobs or b"")
+        if batch and (len(batch) == MAX_ENTRIES or size + entry_bytes > MAX_TOKEN_BYTES):
             yield Tokens(step, tuple(batch))
-            batch, values = [], 0
+            batch, size = [], 0
         batch.append(entry)
-        values += entry_values
+        size += entry_bytes
     if batch:
         yield Tokens(step, tuple(batch))
 

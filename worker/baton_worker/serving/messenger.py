@@ -139,7 +139,8 @@ class Messenger(ABC):
             link.send(leg_failed(key, spec.reason, spec.detail))
             return None
         self._legs.received(key, self._clock(), self._is_open, len(self._open))
-        self._open.open(key, spec.choices, link)
+        trace_id = None if isinstance(message, Encode) else message.trace_id
+        self._open.open(key, spec.choices, link, trace_id)
         self._metrics.prompt_tokens.inc(len(spec.tokens))
         return spec
 
@@ -154,6 +155,12 @@ class Messenger(ABC):
         elif self._open.choice_ended(key, choice):
             choice = None
         self._engine.post(CancelWork(key, choice))
+
+    # Transfer thread --------------------------------------------------------------------------------------------------
+
+    def observe_handover(self, key: RequestKey, seconds: float) -> None:
+        """Observe how long a hand-over took, of the request that the engine knows as `key`."""
+        self._metrics.observe_handover(seconds, self._open.trace_of(self.gateway_key(key)))
 
     # Engine thread ----------------------------------------------------------------------------------------------------
 

@@ -20,20 +20,28 @@ class OpenRequests(Generic[L]):
     def __init__(self) -> None:
         self._links: dict[RequestKey, L] = {}
         self._choices: dict[RequestKey, set[int]] = {}
+        self._traces: dict[RequestKey, bytes] = {}
+        """Traces of the sampled ones."""
 
     def __len__(self) -> int:
         return len(self._links)
 
-    def open(self, key: RequestKey, choices: tuple[int, ...], link: L) -> bool:
+    def open(self, key: RequestKey, choices: tuple[int, ...], link: L, trace_id: bytes | None = None) -> bool:
         """Record a request; False (and nothing changes) when the key is already open."""
         if key in self._links:
             return False
         self._links[key] = link
         self._choices[key] = set(choices)
+        if trace_id is not None:
+            self._traces[key] = trace_id
         return True
 
     def link_of(self, key: RequestKey) -> L | None:
         return self._links.get(key)
+
+    def trace_of(self, key: RequestKey) -> bytes | None:
+        """Return the trace of a sampled request that is open. Safe from any thread."""
+        return self._traces.get(key)
 
     def owns(self, key: RequestKey, link: L) -> bool:
         return self._links.get(key) == link
@@ -53,10 +61,13 @@ class OpenRequests(Generic[L]):
         """Continue the open request `old` under the key `new`."""
         self._links[new] = self._links.pop(old)
         self._choices[new] = self._choices.pop(old)
+        if old in self._traces:
+            self._traces[new] = self._traces.pop(old)
 
     def close(self, key: RequestKey) -> L | None:
         """Forget the request; returns the link it belonged to."""
         self._choices.pop(key, None)
+        self._traces.pop(key, None)
         return self._links.pop(key, None)
 
     def keys_of(self, link: L) -> list[RequestKey]:

@@ -27,7 +27,8 @@ def with_explanation(
         return decision
     text = _measured(inputs, role, served)
     if _is_missed(inputs, role, served) and not is_cut:
-        why = _why_no_more(inputs, role, rate_per_s, decision.workers)
+        is_blamed = not _is_met_by_served(inputs, role, served) or _is_too_small(inputs, role, rate_per_s, decision)
+        why = _why_no_more(inputs, role, rate_per_s, decision.workers) if is_blamed else ""
         text += f": {why}" if why else ""
     return replace(decision, reason=f"{decision.reason}; {text}")
 
@@ -36,11 +37,32 @@ def _is_missed(inputs: DecisionInputs, role: Role, served: Lateness) -> bool:
     return served.late > (1.0 - inputs.spec.targets.share(role)) * served.requests
 
 
+def _is_met_by_served(inputs: DecisionInputs, role: Role, served: Lateness) -> bool:
+    """True if the target is missed by requests without an answer alone: those that were served keep it."""
+    if not served.unserved:
+        return False
+    answered = served.requests - served.unserved
+    return served.late - served.unserved <= (1.0 - inputs.spec.targets.share(role)) * answered
+
+
+def _is_too_small(inputs: DecisionInputs, role: Role, rate_per_s: float, decision: PoolDecision) -> bool:
+    """True if by its step times a larger pool would keep the target for more requests."""
+    now = inputs.sizer.share_met(role, inputs.mix, rate_per_s, decision.workers)
+    return now < inputs.sizer.reachable_share(role, inputs.mix)
+
+
 def _measured(inputs: DecisionInputs, role: Role, served: Lateness) -> str:
     """The latency of the last minute next to its target."""
     targets = inputs.spec.targets
     name, limit_s = "TTFT" if role is Role.PREFILL else "TPOT", targets.limit_s(role)
     is_missed, reached_s = _is_missed(inputs, role, served), served.reached_s
+    if is_missed and served.unserved:
+        text = f"{served.unserved} of {served.requests} requests in the last minute were refused or failed"
+        if reached_s is None:
+            return text
+        word = "keeps" if _is_met_by_served(inputs, role, served) else "misses"
+        figure = f"{name} p{100 * targets.share(role):g} {_ms(reached_s)}"
+        return f"{text}; of the others {figure} {word} the target of {_ms(limit_s)}"
     if reached_s is None or (is_missed and reached_s <= limit_s):
         missed = f"{served.late:.0f} of {served.requests} requests in the last minute missed"
         return f"{missed} {name} {_ms(limit_s)} or got no answer"
@@ -56,7 +78,8 @@ def _why_no_more(inputs: DecisionInputs, role: Role, rate_per_s: float, workers:
         return ""
     if pool.routable is not None and pool.routable < pool.workers:
         missing = pool.workers - pool.routable
-        return f"{missing} of {pool.workers} workers {'does' if missing == 1 else 'do'} not serve yet"
+        verb = "does" if missing == 1 else "do"
+        return f"{missing} of {pool.workers} workers {verb} not serve: starting, or without an answer"
     alone = sizer.reachable_share(role, mix) / wanted
     if alone < wanted:
         return f"{_percent(1.0 - alone)} of the requests are over it even when alone: more workers do not help"

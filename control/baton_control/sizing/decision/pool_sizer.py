@@ -68,7 +68,7 @@ class SloPoolSizer:
         elif workers > have and workers > 1:
             why = self._why_not_fewer(workers - 1)
         elif grown < needed and not why:
-            why = f"{needed} for this alone, but {grown} are enough with the last half hour"
+            why = f"{needed} if this lasted, but over the last half hour {grown} {'is' if grown == 1 else 'are'} enough"
         return PoolDecision(workers, self._reason(workers, why), needed), memory
 
     @cached_property

@@ -80,6 +80,8 @@ class Lateness:
     """How many were over the pool's target; a request that was not served is late."""
     reached_s: float | None = None
     """The latency at the target's percentile, of the requests that were served; None: unknown."""
+    unserved: int | None = None
+    """How many of the requests were refused or failed; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

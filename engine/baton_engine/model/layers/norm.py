@@ -19,7 +19,7 @@ from torch import Tensor
 
 from baton_engine.collectives.collective import Collective
 from baton_engine.model.layers.linear import Projection, ReadsRounded, product
-from baton_engine.model.layers.summed import SummedProjection
+from baton_engine.model.layers.summed import SummedProjection, SummedRounded
 from baton_kernels.dense.rms_norm import add_rms_norm, add_rms_norm_rounded, rms_norm
 from baton_kernels.dense.rounded_rows import RoundedRows, plain
 
@@ -47,10 +47,7 @@ class WeightedRmsNorm:
         return rms_norm(x, self.weight, self.eps)
 
     def after(self, projection: Projection, x: Tensor | RoundedRows, residual: Tensor) -> tuple[Tensor, Tensor]:
-        if isinstance(projection, SummedProjection):
-            part = projection.projection(plain(x))
-            return projection.collective.all_reduce_norm(part, residual, self.weight, self.eps)
-        return add_rms_norm(product(projection, x), residual, self.weight, self.eps)
+        return _normed_sum(projection, x, residual, self.weight, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +65,19 @@ class RoundingRmsNorm:
     def after(
         self, projection: Projection, x: Tensor | RoundedRows, residual: Tensor
     ) -> tuple[Tensor | RoundedRows, Tensor]:
-        y, codes = product(projection, x), self.rounded_dtype(residual)
+        codes = self.rounded_dtype(residual)
         if codes is None:
-            return add_rms_norm(y, residual, self.weight, self.eps)
-        return add_rms_norm_rounded(y, residual, self.weight, self.eps, codes)
+            return _normed_sum(projection, x, residual, self.weight, self.eps)
+        return add_rms_norm_rounded(product(projection, x), residual, self.weight, self.eps, codes)
+
+
+def _normed_sum(
+    projection: Projection, x: Tensor | RoundedRows, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """`add_rms_norm` of the projection, together with its sum over ranks where it has one."""
+    if isinstance(projection, SummedProjection | SummedRounded):
+        return projection.collective.all_reduce_norm(projection.part(x), residual, weight, eps)
+    return add_rms_norm(product(projection, x), residual, weight, eps)
 
 
 def read_by(norm: RmsNorm, projection: Projection | None) -> RmsNorm:

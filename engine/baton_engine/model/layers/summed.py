@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from baton_engine.collectives.collective import Collective
 from baton_engine.model.layers.linear import Projection, ReadsRounded
-from baton_kernels.dense.rounded_rows import RoundedRows
+from baton_kernels.dense.rounded_rows import RoundedRows, plain
 
 _BELOW_SIGN: Final = 0x7FFF_FFFF
 _LOW_WORD: Final = 0xFFFF_FFFF
@@ -30,6 +30,10 @@ class SummedProjection:
     def __call__(self, x: Tensor) -> Tensor:
         return self.collective.all_reduce(self.projection(x))
 
+    def part(self, x: Tensor | RoundedRows) -> Tensor:
+        """This rank's part of the sum."""
+        return self.projection(plain(x))
+
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))
 
@@ -44,6 +48,10 @@ class SummedRounded(ReadsRounded):
 
     def __call__(self, x: Tensor | RoundedRows) -> Tensor:
         return self.collective.all_reduce(self.projection(x))
+
+    def part(self, x: Tensor | RoundedRows) -> Tensor:
+        """This rank's part of the sum."""
+        return self.projection(x)
 
     def product(self, x: Tensor | RoundedRows) -> Tensor:
         return self(x)

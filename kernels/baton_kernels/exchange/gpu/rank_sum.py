@@ -5,6 +5,8 @@ reads the others'."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +15,19 @@ from torch import Tensor
 from baton_kernels.exchange.gpu.signals import end_turn, meet, slot_of
 from baton_kernels.exchange.rank_region import PROGRAMS, RankRegion, wide_dtype
 
-BLOCK = 2048
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a sum is launched."""
+
+    programs: int = PROGRAMS
+    """The most programs; fewer where there is less to do."""
+    block: int = 2048
+    """Elements that a program adds up at a time."""
+    warps: int = 8
+
+
+LAUNCH = Launch()
 ALIGNED = 64
 """Parts of a two-shot sum begin at multiples of it: loads stay wide."""
 WIDE = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -37,30 +51,30 @@ def sum_of_parts(addresses_ptr, turn, like_ptr, place, inside, RANKS: tl.constex
     return total.to(like_ptr.dtype.element_ty)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs"])
 def _one_shot_kernel(
-    x_ptr, out_ptr, addresses_ptr, state_ptr, size, most_looks,
-    RANK: tl.constexpr, RANKS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, out_ptr, addresses_ptr, state_ptr, size, programs, most_looks,
+    RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK
     turn = tl.load(state_ptr + tl.program_id(0))
     if first < size:
         own = part_of(addresses_ptr, RANK, turn, x_ptr, False)
-        for start in range(first, size, PROGRAMS * BLOCK):
+        for start in range(first, size, programs * BLOCK):
             place = start + tl.arange(0, BLOCK)
             tl.store(own + place, tl.load(x_ptr + place, mask=place < size), mask=place < size)
         meet(addresses_ptr, state_ptr, 2 * turn + 1, most_looks, RANK, RANKS)
-        for start in range(first, size, PROGRAMS * BLOCK):
+        for start in range(first, size, programs * BLOCK):
             place = start + tl.arange(0, BLOCK)
             total = sum_of_parts(addresses_ptr, turn, x_ptr, place, place < size, RANKS, WIDE)
             tl.store(out_ptr + place, total, mask=place < size)
-    end_turn(state_ptr, turn)
+    end_turn(state_ptr, turn, programs)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs"])
 def _two_shot_kernel(
-    x_ptr, out_ptr, addresses_ptr, state_ptr, size, part, most_looks,
-    RANK: tl.constexpr, RANKS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, out_ptr, addresses_ptr, state_ptr, size, part, programs, most_looks,
+    RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Each rank adds up `part` elements. Program p has the same places of every part at every rank."""
     first = tl.program_id(0) * BLOCK
@@ -68,13 +82,13 @@ def _two_shot_kernel(
     if first < part:
         own = part_of(addresses_ptr, RANK, turn, x_ptr, False)
         for rank in tl.static_range(RANKS):
-            for start in range(first, part, PROGRAMS * BLOCK):
+            for start in range(first, part, programs * BLOCK):
                 within = start + tl.arange(0, BLOCK)
                 place, inside = rank * part + within, (within < part) & (rank * part + within < size)
                 tl.store(own + place, tl.load(x_ptr + place, mask=inside), mask=inside)
         meet(addresses_ptr, state_ptr, 2 * turn + 1, most_looks, RANK, RANKS)
         sums = part_of(addresses_ptr, RANK, turn, x_ptr, True)
-        for start in range(first, part, PROGRAMS * BLOCK):
+        for start in range(first, part, programs * BLOCK):
             within = start + tl.arange(0, BLOCK)
             place, inside = RANK * part + within, (within < part) & (RANK * part + within < size)
             total = sum_of_parts(addresses_ptr, turn, x_ptr, place, inside, RANKS, WIDE)
@@ -82,27 +96,29 @@ def _two_shot_kernel(
         meet(addresses_ptr, state_ptr, 2 * turn + 2, most_looks, RANK, RANKS)
         for rank in tl.static_range(RANKS):
             sums_of = part_of(addresses_ptr, rank, turn, x_ptr, True)
-            for start in range(first, part, PROGRAMS * BLOCK):
+            for start in range(first, part, programs * BLOCK):
                 within = start + tl.arange(0, BLOCK)
                 place, inside = rank * part + within, (within < part) & (rank * part + within < size)
                 tl.store(out_ptr + place, tl.load(sums_of + within, mask=inside, volatile=True), mask=inside)
-    end_turn(state_ptr, turn)
+    end_turn(state_ptr, turn, programs)
 
 
-def one_shot(x: Tensor, out: Tensor, region: RankRegion) -> None:
+def one_shot(x: Tensor, out: Tensor, region: RankRegion, launch: Launch = LAUNCH) -> None:
     """Fill `out` [n] from x [n], which fits into a slot."""
     if x.numel():
-        _one_shot_kernel[(PROGRAMS,)](
-            x, out, region.addresses, region.state, x.numel(), region.most_looks,
-            region.rank, region.ranks, PROGRAMS, BLOCK, WIDE[wide_dtype(x.dtype)], num_warps=8,
+        programs = min(launch.programs, triton.cdiv(x.numel(), launch.block))
+        _one_shot_kernel[(programs,)](
+            x, out, region.addresses, region.state, x.numel(), programs, region.most_looks,
+            region.rank, region.ranks, launch.block, WIDE[wide_dtype(x.dtype)], num_warps=launch.warps,
         )  # fmt: skip
 
 
-def two_shot(x: Tensor, out: Tensor, region: RankRegion) -> None:
+def two_shot(x: Tensor, out: Tensor, region: RankRegion, launch: Launch = LAUNCH) -> None:
     """As `one_shot`, for large tensors."""
     if x.numel():
         part = -(-x.numel() // (region.ranks * ALIGNED)) * ALIGNED
-        _two_shot_kernel[(PROGRAMS,)](
-            x, out, region.addresses, region.state, x.numel(), part, region.most_looks,
-            region.rank, region.ranks, PROGRAMS, BLOCK, WIDE[wide_dtype(x.dtype)], num_warps=8,
+        programs = min(launch.programs, triton.cdiv(part, launch.block))
+        _two_shot_kernel[(programs,)](
+            x, out, region.addresses, region.state, x.numel(), part, programs, region.most_looks,
+            region.rank, region.ranks, launch.block, WIDE[wide_dtype(x.dtype)], num_warps=launch.warps,
         )  # fmt: skip

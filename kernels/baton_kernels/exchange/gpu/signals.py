@@ -1,4 +1,4 @@
-"""Turns of an exchange and signals between the ranks' GPUs, for kernels of `PROGRAMS` programs.
+"""Turns of an exchange and signals between the ranks' GPUs, for kernels of up to `PROGRAMS` programs.
 
 Program p of a rank signals program p of every other rank, and waits for theirs. A signal is the number of the turn,
 doubled, and whether it is the turn's first or second; numbers only grow, and wrap around. A release by the whole
@@ -37,28 +37,40 @@ def slot_of(addresses_ptr, rank, turn, SECOND: tl.constexpr):
 @triton.jit
 def meet(addresses_ptr, state_ptr, number, most_looks, RANK: tl.constexpr, RANKS: tl.constexpr):
     """Signal `number` to this program of every other rank, and wait for theirs. All threads' writes before are seen by
-    the others after. Gives up after `most_looks`, and then at once in every later call."""
+    the others after. Gives up after `most_looks`, and then at once in every later call.
+
+    A thread a rank signals and looks: one release after the other would wait for each one's way to the other GPU.
+    """
     program = tl.program_id(0)
+    peer = tl.arange(0, _MAX_RANKS)
+    is_other = (peer < RANKS) & (peer != RANK)
     looks = tl.where(tl.load(state_ptr + _PROGRAMS, volatile=True) == 0, most_looks, 0)
-    tl.debug_barrier()
-    for peer in tl.static_range(RANKS):
-        if peer != RANK:
-            signals = tl.load(addresses_ptr + peer).to(tl.pointer_type(tl.int32))
-            tl.atomic_xchg(signals + program * _MAX_RANKS + RANK, number, sem="release", scope="sys")
+    regions = tl.load(addresses_ptr + peer, mask=is_other, other=0).to(tl.pointer_type(tl.int32))
     own = tl.load(addresses_ptr + RANK).to(tl.pointer_type(tl.int32)) + program * _MAX_RANKS
-    for peer in tl.static_range(RANKS):
-        if peer != RANK:
-            ahead = tl.atomic_add(own + peer, 0, sem="acquire", scope="sys") - number
-            while ((ahead < 0) | (ahead > MOST_AHEAD)) & (looks > 0):
-                looks -= 1
-                ahead = tl.atomic_add(own + peer, 0, sem="acquire", scope="sys") - number
-            if (ahead < 0) | (ahead > MOST_AHEAD):
-                tl.store(state_ptr + _PROGRAMS, 1)
+    tl.debug_barrier()
+    tl.atomic_xchg(regions + program * _MAX_RANKS + RANK, number, mask=is_other, sem="release", scope="sys")
+    missing = _count_missing(own + peer, number, is_other)
+    while (missing > 0) & (looks > 0):
+        looks -= 1
+        missing = _count_missing(own + peer, number, is_other)
+    if missing > 0:
+        tl.store(state_ptr + _PROGRAMS, 1)
     tl.debug_barrier()
 
 
 @triton.jit
-def end_turn(state_ptr, turn):
-    """Count the turn of this program."""
+def _count_missing(signals, number, is_other):
+    """How many of the other ranks have not signalled `number`."""
+    ahead = tl.atomic_add(signals, 0, mask=is_other, sem="acquire", scope="sys") - number
+    return tl.sum((is_other & ((ahead < 0) | (ahead > MOST_AHEAD))).to(tl.int32), axis=0)
+
+
+@triton.jit
+def end_turn(state_ptr, turn, launched):
+    """Count the turn of this program. The first one counts those that were not launched, too."""
+    program = tl.program_id(0)
     tl.debug_barrier()
-    tl.store(state_ptr + tl.program_id(0), turn + 1)
+    tl.store(state_ptr + program, turn + 1)
+    if program == 0:
+        others = tl.arange(0, _PROGRAMS)
+        tl.store(state_ptr + others, tl.zeros([_PROGRAMS], tl.int32) + (turn + 1), mask=others >= launched)

@@ -39,6 +39,7 @@ from baton_wire.messages.gateway_link import (
     WorkerState,
 )
 from baton_wire.messages.measures import StepTiming
+from baton_wire.messages.packed_logprobs import pack_logprobs
 from baton_wire.messages.values import (
     MAX_FRAME_BYTES,
     WIRE_VERSION,
@@ -508,9 +509,12 @@ async def _hand_over(decode_worker: FakeWorker, key: Key, first: dict[int, Token
     decode_worker.land(key, first)
 
 
-def _logprobs(ids: list[int], k: int | None, vocab_size: int) -> tuple[TokenLogprob, ...] | None:
+def _logprobs(ids: list[int], k: int | None, vocab_size: int) -> bytes | None:
     if k is None:
         return None
-    return tuple(
-        TokenLogprob(-0.25, tuple(((token + rank) % vocab_size, -0.25 - rank) for rank in range(k))) for token in ids
+    return pack_logprobs(
+        tuple(
+            TokenLogprob(-0.25, tuple(((token + rank) % vocab_size, -0.25 - rank) for rank in range(k)))
+            for token in ids
+        )
     )

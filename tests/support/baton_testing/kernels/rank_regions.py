@@ -9,6 +9,8 @@ from torch import Tensor
 
 from baton_kernels.exchange.rank_exchange import rank_sum_reference
 from baton_kernels.exchange.rank_region import (
+    LANDING_BYTES,
+    LANDINGS_AT,
     MAX_RANKS,
     PROGRAMS,
     REGION_BYTES,
@@ -25,6 +27,8 @@ class RankRegions:
     def __init__(self, ranks: int, device: str, turn: int = 0, most_looks: int = 3) -> None:
         self.ranks, self.turn = ranks, turn
         self.regions = [torch.zeros(REGION_BYTES, dtype=torch.uint8, device=device) for _ in range(ranks)]
+        for region in self.regions:
+            region[LANDINGS_AT:].fill_(0xFF)
         self._addresses = torch.tensor([region.data_ptr() for region in self.regions], device=device)
         self._most_looks = most_looks
         self.states = [torch.zeros(STATE_WORDS, dtype=torch.int32, device=device) for _ in range(ranks)]
@@ -42,6 +46,11 @@ class RankRegions:
         begin = SIGNAL_BYTES + (self.turn & 1) * 2 * SLOT_BYTES + second * SLOT_BYTES
         return self.regions[rank][begin : begin + SLOT_BYTES]
 
+    def landings(self, rank: int, turn: int | None = None) -> Tensor:
+        """[MAX_RANKS, LANDING_BYTES] uint8 of a turn."""
+        turn = self.turn if turn is None else turn
+        return self.regions[rank][LANDINGS_AT:].view(2, MAX_RANKS, LANDING_BYTES)[turn & 1]
+
     def run(self, parts: Sequence[Tensor], call: Callable[[Tensor, RankRegion], Tensor]) -> list[Tensor]:
         """Run a call of one turn at every rank, one after the other: what the others bring lies there."""
         return [self._run_rank(rank, parts, call) for rank in range(self.ranks)]
@@ -52,6 +61,8 @@ class RankRegions:
             if other != rank:
                 put(self.slot(other), part)
                 put(self.slot(other, second=True), _sums_of(other, parts))
+                if part.nbytes <= LANDING_BYTES:
+                    put(self.landings(rank)[other], part)
         self.signals(rank).fill_(wrapped(2 * self.turn + 2))  # the second signal of the turn
         return call(parts[rank], self.of(rank))
 

@@ -56,6 +56,7 @@ GATEWAY = ProcessReport(
 HISTORY = {
     "entries": [{"at": 1000.0, "kind": "decision", "subject": "decode", "text": "2 to 3: TPOT"}],
     "reasons": {"decode": "decode 3: at its maximum"},
+    "wanted": {"decode": 2},
 }
 RECORDS = RecordsPage([], [ProcessRecords(pid=1, epoch="e", kept=4, fell_out=5)], [])
 WORKER = ObservedWorker(64, 32, 1000, 5, 1, Transfer("tcp", 2, 4500, 0, (Link("10.0.0.9:8001", "tcp", 3e8),)))

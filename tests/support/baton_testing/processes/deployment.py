@@ -85,6 +85,8 @@ class Deployment:
         self._other_gateways: list[Child] = []
         self.port = 0
         self.admin_port: int | None = None
+        self.other_admin_ports: list[int] = []
+        """Those of gateways that were started besides the first."""
         self._started: Counter[str] = Counter()
         self._publishing = threading.RLock()
         """Workers are replaced in threads, several at a time."""
@@ -233,12 +235,22 @@ class Deployment:
         """Start another gateway of the same workers, and return its address."""
         child, announced = self._launch_gateway(name, flags)
         self._other_gateways.append(child)
+        if (admin_port := announced.get("admin_port")) is not None:
+            self.other_admin_ports.append(admin_port)
         base_url = f"http://127.0.0.1:{announced['port']}"
         wait_for(lambda: get_status(f"{base_url}/health/routable") == 200 or None, f"{name} to be routable", START_S)
         return base_url
 
+    def stop_other_gateways(self) -> None:
+        """Stop the gateways that `start_gateway` started."""
+        for child in self._other_gateways:
+            child.stop()
+        self._other_gateways.clear()
+        self.other_admin_ports.clear()
+
     def _launch_gateway(self, name: str, flags: Sequence[str]) -> tuple[Child, Any]:
         announce = self.folder / f"{name}.json"
+        announce.unlink(missing_ok=True)
         argv = [
             *("-m", "baton_gateway", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
             *("--keys", str(self.keys), "--announce", str(announce)),

@@ -26,6 +26,7 @@ from baton_gateway.requests.request_events import (
     WorkerLost,
 )
 from baton_gateway.requests.routing import Routing
+from baton_gateway.requests.token_validation import read_logprobs
 from baton_gateway.workers.route import Route, RoutePolicy, RouteQuery, pick
 from baton_prefill_worker.service import PrefillService
 from baton_testing.engine.runners import ToyRunner
@@ -207,9 +208,6 @@ class CancelsEveryChoice(DecodeService):
 class DeliversTwice(RequestLife):
     """dynamo#7930: token 1 comes from both workers and reaches the client twice."""
 
-    def _deliver(self, run: Any, number: int, choice: Any, entry: Any, known: int, finish: Any) -> list[Action]:
-        return super()._deliver(run, number, choice, entry, 0, finish)
-
     def handle(self, event: Event, now: float) -> list[Action]:
         return self._again(event) if isinstance(event, Arrived) else super().handle(event, now)
 
@@ -220,7 +218,7 @@ class DeliversTwice(RequestLife):
         number = run.prompt * self._n + event.entry.choice
         if number not in run.choices:
             return []
-        return self._deliver(run, number, self._choices[number], event.entry, 0, event.entry.finish)
+        return self._deliver(run, number, event.entry.ids, read_logprobs(event.entry), event.entry.finish)
 
 
 class EndsTwice(RequestLife):
