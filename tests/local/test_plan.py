@@ -124,13 +124,13 @@ def test_a_plan_shows_prices_only_where_one_was_given(capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out)["cost_per_million_output_tokens"] is None
 
 
-def test_a_plan_for_several_accelerators_of_one_worker_says_that_none_can_be_served(
+def test_a_plan_for_several_accelerators_of_one_worker_is_one_that_can_be_served(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["plan", "--model", "llama-3.1-70b", "--tensor-parallel", "4"]) == 0
-    assert "This is a plan only: workers of several ranks compute on CPUs only." in capsys.readouterr().out
-    assert main(["plan", "--accelerator", "cpu", "--tensor-parallel", "4"]) == 0
-    assert "plan only" not in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "on 4× h200" in text
+    assert "plan only" not in text
 
 
 def test_the_degree_of_each_pool_is_chosen_and_explained_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

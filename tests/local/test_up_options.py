@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from baton_control.errors import ManifestError
 from baton_control.spec.api import DeploymentSpec
 from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsPolicy
 from baton_local.__main__ import main
@@ -146,7 +145,7 @@ def test_a_number_of_stages_is_checked(text: str, capsys: pytest.CaptureFixture[
     assert "must be an integer from 1 to 8" in capsys.readouterr().err
 
 
-def test_ranks_of_a_model_on_a_gpu_are_refused_by_field() -> None:
-    options = DefaultOptions(prefill_degree=2)
-    with pytest.raises(ManifestError, match=r"spec\.prefill\.tensorParallel: 2 is not allowed: must be 1 with an acc"):
-        default_deployment("file:///m", "m", 4096, is_on_gpu=True, options=options)
+def test_ranks_of_a_model_take_a_gpu_each() -> None:
+    spec = default_deployment("file:///m", "m", 4096, is_on_gpu=True, options=DefaultOptions(prefill_degree=2)).spec
+    assert (spec.prefill.tensor_parallel, spec.decode.tensor_parallel) == (2, 1)
+    assert spec.prefill.accelerators_at_min == 2

@@ -21,9 +21,7 @@ from baton_engine.model.model_directory import read_spec
 from baton_local.argument_types import positive, time_or
 from baton_local.command_parser import add_renamed
 from baton_local.commands.planned_degrees import (
-    PLAN_ONLY,
     PlannedDegrees,
-    is_plan_only,
     planned_degrees,
 )
 from baton_local.commands.planned_sessions import run_session_plan
@@ -164,8 +162,6 @@ def run_plan(options: argparse.Namespace) -> int:
         if plan.reason is not None:
             print(f"Ranks on {accelerator.name}: {plan.reason}.")
         print(_conclusion(options, accelerator, plan.degrees, {name: value for name, _, value in figures}))
-    if any(is_plan_only(plan.degrees, type_) for plan, type_ in zip(planned, accelerators, strict=True)):
-        print(f"{PLAN_ONLY} One rank: {what_fits(shape)}.")
     return 0
 
 

@@ -11,7 +11,7 @@ from baton_control.sizing.decision.degree_choice import PlannedLoad, choose_degr
 from baton_control.sizing.inputs.model_shape import KNOWN_SHAPES, ModelShape
 from baton_control.sizing.inputs.roofline import Degrees, kv_capacity_tokens
 from baton_control.sizing.inputs.sizing_spec import Targets
-from baton_control.spec.tensor_parallel import DEGREES, RANKS_ON_ACCELERATORS
+from baton_control.spec.tensor_parallel import DEGREES
 from baton_engine.model.model_directory import read_spec
 from baton_local.errors import StartError
 from baton_local.fleet.degree_check import model_degrees
@@ -19,8 +19,6 @@ from baton_local.hardware_arguments import MODEL
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.models.errors import ModelError
 from baton_wire.rules.hardware import CPU, Accelerator
-
-PLAN_ONLY = "This is a plan only: workers of several ranks compute on CPUs only."
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +71,6 @@ def smallest_degree(shape: ModelShape, accelerator: Accelerator) -> int:
             return False
 
     return next((ranks for ranks in DEGREES if shape.admits(ranks) and fits(ranks)), 1)
-
-
-def is_plan_only(degrees: Degrees, accelerator: Accelerator) -> bool:
-    """True where no worker can have that many ranks yet."""
-    return max(degrees) > 1 and accelerator.name != CPU.name and not RANKS_ON_ACCELERATORS
 
 
 def _allowed(model: str, shape: ModelShape) -> tuple[int, ...]:
