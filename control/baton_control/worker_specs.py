@@ -16,6 +16,7 @@ from baton_control.hashes import Revision, content_hash
 from baton_control.spec.api import Disaggregation, LLMDeployment, PrefillUnavailable, TransportMode
 from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsPolicy
 from baton_control.spec.pools import PoolSpec
+from baton_control.spec.prefill_stages import STAGES, objection_to_stages, stages_of
 from baton_control.spec.reserved_env import CLOSED_ENV
 from baton_control.spec.served_model import Dtype, ModelTask
 from baton_control.spec.tensor_parallel import RANKS_NEED_TCP
@@ -102,6 +103,7 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
     flips = deployment.spec.autoscaling.flips
     if flips:
         _require_alike(deployment, site)
+    _refuse_stages(deployment, role, device)
     argv = (site.python, "-m", FLEXIBLE if flips else MODULES[role], *_arguments(deployment, role, pool, site))
     mounts = (Mount("model", site.model_path), Mount("keys", site.keys_path))
     env = (("OMP_NUM_THREADS", str(site.threads or 1)), *CLOSED_ENV)
@@ -204,13 +206,23 @@ def pool_roles(deployment: LLMDeployment) -> tuple[Role, ...]:
     return POOL_ROLES if deployment.spec.model.generates else (Role.PREFILL,)
 
 
+def _refuse_stages(deployment: LLMDeployment, role: Role, device: Device) -> None:
+    """Raises UnsupportedError for stages where they cannot compute."""
+    if stages_of(pool_spec(deployment, role)) == 1:
+        return
+    reason = objection_to_stages(role, flips=deployment.spec.autoscaling.flips, is_on_cpu=device is Device.CPU)
+    if reason is not None:
+        raise UnsupportedError(f"spec.{role}.arguments", f"{STAGES} is not allowed: {reason}: must be absent")
+
+
 def keeps_answers(deployment: LLMDeployment) -> bool:
     """True when prefill workers get the flag to decode prompts that they computed. Not with offloaded layers, for which
-    every token would wait; flexible workers need no flag."""
+    every token would wait, and not with stages; flexible workers need no flag."""
     spec = deployment.spec
     is_wanted = spec.routing.keep_answers and spec.routing.disaggregation is Disaggregation.AUTO
     is_slow = bool(spec.prefill.engine.offloaded_layers) and not spec.prefill.engine.offload_decode
-    return is_wanted and not is_slow and not spec.autoscaling.flips and spec.model.generates
+    is_able = not spec.autoscaling.flips and spec.model.generates and stages_of(spec.prefill) == 1
+    return is_wanted and not is_slow and is_able
 
 
 def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site) -> tuple[str, ...]:

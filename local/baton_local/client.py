@@ -184,7 +184,8 @@ async def send(
             else:
                 _read_whole(_object(await response.read()), answer)
     except aiohttp.ClientConnectorError as error:
-        _broken(answer, type(error).__name__, f"{endpoint} does not answer: {error}")
+        reason = error.strerror or str(error)
+        _broken(answer, type(error).__name__, f"{endpoint} does not answer ({reason}): it may be down or restarting")
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         _broken(answer, type(error).__name__, f"the answer broke off: {type(error).__name__}: {error}")
     answer.ended_s = answer.ended_s or time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -252,6 +252,39 @@ def test_flexible_workers_have_one_degree() -> None:
         UnsupportedError, match=r"flips: prefill and decode have unequal `tensorParallel`: must be equal"
     ):
         worker_spec(deployment(autoscaling__flips=True, decode__tensorParallel=2), Role.PREFILL, SITE)
+
+
+STAGED = [{"name": "pipeline-parallel", "value": "4"}]
+
+
+def test_stages_reach_prefill_workers_which_then_keep_no_answers() -> None:
+    wanted = deployment(prefill__arguments=STAGED)
+    prefill = flags(worker_spec(wanted, Role.PREFILL, SITE))
+    assert prefill["pipeline-parallel"] == "4"
+    assert "keep-answers" not in prefill
+    assert "keep-answers" in flags(worker_spec(deployment(), Role.PREFILL, SITE))
+    assert flags(worker_spec(wanted, Role.DECODE, SITE)) == flags(worker_spec(deployment(), Role.DECODE, SITE))
+
+
+@pytest.mark.parametrize(
+    ("role", "changed", "device", "message"),
+    [
+        (Role.DECODE, {"decode__arguments": STAGED}, Device.CPU, "decode.arguments: .*needs the token of the step"),
+        (Role.PREFILL, {"prefill__arguments": STAGED}, Device.CUDA, "prefill.arguments: .*compute on CPUs only"),
+        (
+            Role.PREFILL,
+            {"prefill__arguments": STAGED, "decode__arguments": STAGED, "autoscaling__flips": True},
+            Device.CPU,
+            "prefill.arguments: .*workers that flip decode",
+        ),
+    ],
+)
+def test_stages_are_refused_where_they_cannot_compute(
+    role: Role, changed: dict[str, Any], device: Device, message: str
+) -> None:
+    site = dataclasses.replace(SITE, prefill_device=device, decode_device=device)
+    with pytest.raises(UnsupportedError, match=rf"spec\.{message}"):
+        worker_spec(deployment(**changed), role, site)
 
 
 def test_transport_and_bandwidth_reach_the_workers() -> None:

@@ -112,7 +112,7 @@ def test_a_whole_answer_needs_no_stream(endpoint: str) -> None:
 
 
 def test_nobody_there_is_one_line() -> None:
-    with pytest.raises(AnswerError, match=r"http://127\.0\.0\.1:9 does not answer"):
+    with pytest.raises(AnswerError, match=r"http://127\.0\.0\.1:9 does not answer \(Connect.*\): it may be down"):
         ask("http://127.0.0.1:9", chat("any", "Hi"))
 
 

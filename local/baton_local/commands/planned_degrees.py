@@ -15,6 +15,7 @@ from baton_control.spec.tensor_parallel import DEGREES
 from baton_engine.model.model_directory import read_spec
 from baton_local.errors import StartError
 from baton_local.fleet.degree_check import model_degrees
+from baton_local.hardware_arguments import MODEL
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.models.errors import ModelError
 from baton_wire.rules.hardware import CPU, Accelerator
@@ -79,4 +80,4 @@ def _allowed(model: str, shape: ModelShape) -> tuple[int, ...]:
     try:
         return model_degrees(read_spec(Path(model)))
     except ModelError as error:
-        raise StartError(f"--model: {model} cannot be served: {error}") from error
+        raise StartError(f"{MODEL}: {model} cannot be served: {error}") from error

@@ -222,7 +222,7 @@ def test_every_flag_that_baton_sets_is_reserved() -> None:
         flags = {argument.removeprefix("--").partition("=")[0] for argument in argv if argument.startswith("--")}
         assert flags <= set(RESERVED_ARGUMENTS)
         options = {option.removeprefix("--") for action in parser(role)._actions for option in action.option_strings}
-        free = {"kernels"} if role is Role.PREFILL else {"kernels", "landing-bytes"}
+        free = {"kernels", "pipeline-parallel"} | ({"landing-bytes"} if role is Role.DECODE else set())
         assert {option for option in options if not option.startswith("-")} - set(RESERVED_ARGUMENTS) == free
 
 
