@@ -24,6 +24,7 @@ SILENCE_S = 120.0
 LINGER_S = 1.0
 """Time for a server to close its answer after [DONE], so that the connection can be reused."""
 MAX_LINE_BYTES = 1 << 20
+NO_KEY = "HTTP 401"
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -315,6 +316,8 @@ def _refused(answer: Answer, failure: str, body: str) -> None:
         answer.detail = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         answer.detail = f"{failure}: {body[:300]}"
+    if failure == NO_KEY:
+        answer.detail += " (the key that is sent: the variable BATON_API_KEY)"
 
 
 def _broken(answer: Answer, failure: str, detail: str) -> None:

@@ -25,6 +25,8 @@ class Service(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if asked["model"] == "unknown":
             self.answer(404, json.dumps({"error": {"message": "no model unknown", "type": "x"}}))
+        elif asked["model"] == "locked":
+            self.answer(401, json.dumps({"error": {"message": "The API key is missing or unknown.", "type": "x"}}))
         elif asked["model"].startswith("busy"):
             self.answer(429, "{}", **{"Retry-After": asked["model"].removeprefix("busy ")})
         elif not asked["stream"]:
@@ -98,6 +100,12 @@ def test_an_error_inside_a_stream_is_shown(endpoint: str) -> None:
 def test_a_refusal_is_shown_in_the_services_words(endpoint: str, stream: bool) -> None:
     with pytest.raises(AnswerError, match="no model unknown"):
         ask(endpoint, chat("unknown", "Hi", stream=stream))
+
+
+def test_a_missing_key_names_the_variable_that_has_it(endpoint: str) -> None:
+    """Found: next to LLMTenants `baton ask` said that the key was missing, and not where it looks for one."""
+    with pytest.raises(AnswerError, match=r"missing or unknown\. \(the key that is sent: the variable BATON_API_KEY\)"):
+        ask(endpoint, chat("locked", "Hi"))
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None)])
