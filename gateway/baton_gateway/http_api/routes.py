@@ -306,6 +306,7 @@ class HttpApi:
             for live, writer in list(self._streams):
                 if writer.is_stalled(now):
                     self._metrics.stalled()
+                    live.note_unread(writer.behind_since_s)
                     self._relay.client_gone(live)
                     writer.abort()
 

@@ -2,7 +2,7 @@
 
 import { element, find, replace, table } from "./dom.js";
 import { nanoseconds, seconds, tenantName } from "./format.js";
-import { partSums, requestDetail, stackedBar } from "./timeline.js";
+import { longestDetail, partSums, requestDetail, stackedBar } from "./timeline.js";
 
 let chosen = null; // the record that is shown
 let latest = null; // the latest data
@@ -35,7 +35,8 @@ export function showRequests(data) {
 
 function largest(record) {
   const [part, duration] = partSums(record)[0] ?? [null, 0];
-  return part === null ? "nothing recorded" : `${part} ${nanoseconds(duration)}`;
+  const detail = longestDetail(record, part);
+  return part === null ? "nothing recorded" : `${part} ${nanoseconds(duration)}${detail ? `, ${detail}` : ""}`;
 }
 
 function foundWords(found) {
