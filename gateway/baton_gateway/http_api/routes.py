@@ -317,6 +317,7 @@ class HttpApi:
                 if writer.is_stalled(now):
                     self._metrics.stalled()
                     live.is_read_slowly = True
+                    live.note_unread(writer.behind_since_s)
                     self._relay.client_gone(live)
                     writer.abort()
 
