@@ -103,7 +103,7 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
     flips = deployment.spec.autoscaling.flips
     if flips:
         _require_alike(deployment, site)
-    _refuse_stages(deployment, role, device)
+    _refuse_stages(deployment, role, site.prefill_device if role is Role.PREFILL else site.decode_device)
     argv = (site.python, "-m", FLEXIBLE if flips else MODULES[role], *_arguments(deployment, role, pool, site))
     mounts = (Mount("model", site.model_path), Mount("keys", site.keys_path))
     env = (("OMP_NUM_THREADS", str(site.threads or 1)), *CLOSED_ENV)
