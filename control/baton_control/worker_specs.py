@@ -16,7 +16,7 @@ from baton_control.hashes import Revision, content_hash
 from baton_control.spec.api import Disaggregation, LLMDeployment, PrefillUnavailable, TransportMode
 from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsPolicy
 from baton_control.spec.pools import PoolSpec
-from baton_control.spec.prefill_stages import STAGES, objection_to_stages, stages_of
+from baton_control.spec.prefill_stages import refuse_stages, stages_of
 from baton_control.spec.reserved_env import CLOSED_ENV
 from baton_control.spec.served_model import Dtype, ModelTask
 from baton_control.spec.tensor_parallel import RANKS_NEED_TCP
@@ -103,7 +103,8 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
     flips = deployment.spec.autoscaling.flips
     if flips:
         _require_alike(deployment, site)
-    _refuse_stages(deployment, role, site.prefill_device if role is Role.PREFILL else site.decode_device)
+    device = site.prefill_device if role is Role.PREFILL else site.decode_device
+    refuse_stages(pool, role, flips=flips, is_on_cpu=device is Device.CPU)
     argv = (site.python, "-m", FLEXIBLE if flips else MODULES[role], *_arguments(deployment, role, pool, site))
     mounts = (Mount("model", site.model_path), Mount("keys", site.keys_path))
     env = (("OMP_NUM_THREADS", str(site.threads or 1)), *CLOSED_ENV)
@@ -204,15 +205,6 @@ def pool_spec(deployment: LLMDeployment, role: Role) -> PoolSpec:
 def pool_roles(deployment: LLMDeployment) -> tuple[Role, ...]:
     """The roles of the pools: without the task Generate there is no decode pool."""
     return POOL_ROLES if deployment.spec.model.generates else (Role.PREFILL,)
-
-
-def _refuse_stages(deployment: LLMDeployment, role: Role, device: Device) -> None:
-    """Raises UnsupportedError for stages where they cannot compute."""
-    if stages_of(pool_spec(deployment, role)) == 1:
-        return
-    reason = objection_to_stages(role, flips=deployment.spec.autoscaling.flips, is_on_cpu=device is Device.CPU)
-    if reason is not None:
-        raise UnsupportedError(f"spec.{role}.arguments", f"{STAGES} is not allowed: {reason}: must be absent")
 
 
 def keeps_answers(deployment: LLMDeployment) -> bool:

@@ -102,6 +102,20 @@ def test_a_policy_refuses_what_the_installation_does_not_allow(tmp_path: Path) -
     assert check_text(manifest, "x.yaml", allowed).problems == ()
 
 
+def test_a_relative_path_of_a_model_that_leads_nowhere_is_a_fault_with_the_one_that_was_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: `baton validate` passed file://tiny-lama, and `baton up -f` refused it."""
+    (tmp_path / "tiny-llama").mkdir()
+    local = GOOD.replace("pvc://models/chat", "file://tiny-lama")
+    assert run(tmp_path, local) == 1
+    problem = capsys.readouterr().err
+    assert "spec.model.source: file://tiny-lama: " in problem
+    assert "tiny-lama does not exist: did you mean tiny-llama?" in problem
+    assert run(tmp_path, GOOD.replace("pvc://models/chat", "file://tiny-llama")) == 0
+    assert run(tmp_path, GOOD.replace("pvc://models/chat", "file:///models/chat")) == 0, "one of a cluster's nodes"
+
+
 def test_values_without_a_pod_policy_have_that_of_the_chart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Found: the help offers the chart's values, and an installation's own file, which sets images alone, was refused
     for an unknown field."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from baton_control.errors import UnsupportedError
 from baton_control.spec.pools import PoolSpec
 from baton_wire.messages.values import Role
 
@@ -24,3 +25,12 @@ def objection_to_stages(role: Role, *, flips: bool, is_on_cpu: bool) -> str | No
     if flips:
         return "workers that flip decode, too"
     return None if is_on_cpu else "stages compute on CPUs only"
+
+
+def refuse_stages(pool: PoolSpec, role: Role, *, flips: bool, is_on_cpu: bool) -> None:
+    """Raises UnsupportedError for stages where they cannot compute."""
+    if stages_of(pool) == 1:
+        return
+    reason = objection_to_stages(role, flips=flips, is_on_cpu=is_on_cpu)
+    if reason is not None:
+        raise UnsupportedError(f"spec.{role}.arguments", f"{STAGES} is not allowed: {reason}: must be absent")

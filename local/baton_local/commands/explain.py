@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from baton_gateway.records.record_query import RecordQuery
+from baton_gateway.records.record_query import MAX_ANSWERED, RecordQuery
 from baton_local.errors import LocalError
+from baton_local.explain.neighbours import asks_for_neighbours, long_prompts, neighbours_text
 from baton_local.explain.perfetto import trace_events
 from baton_local.explain.record_sources import FoundRecords, ask_gateways, token_of
 from baton_local.explain.story import list_records, tell_story
@@ -21,6 +22,8 @@ from baton_local.fleet.run_dir import base_directory, find_run, find_running
 from baton_local.shared_options import KEY_VARIABLE
 
 DEFAULT_SLOWEST = 10
+SLOWEST = RecordQuery(slowest=MAX_ANSWERED)
+"""The query for requests that may have been in the way of others: long prompts are among the slowest."""
 _Gateway = tuple[str, str | None, Mapping[str, str]]
 """Its URL, the token to ask with, and the names of its processes by address."""
 
@@ -42,8 +45,15 @@ class ExplainOptions:
 def run_explain(options: ExplainOptions) -> int:
     """Ask and print. Returns 1 where no record was found. Raises LocalError."""
     query = query_of(options)
-    answers = [with_names(ask_gateways(url, query, token), names) for url, token, names in _gateways(options)]
-    return print_answer(join_answers(answers), query, options.format)
+    gateways = _gateways(options)
+    answers = [with_names(ask_gateways(url, query, token), names) for url, token, names in gateways]
+    status = print_answer(answer := join_answers(answers), query, options.format)
+    if options.format == "text" and query.id is not None and any(map(asks_for_neighbours, answer.records)):
+        others = [record for url, token, _ in gateways for record in ask_gateways(url, SLOWEST, token).records]
+        for record in answer.records:
+            if text := neighbours_text(long_prompts(record, others)):
+                print(f"\n{text}")
+    return status
 
 
 def join_answers(answers: Sequence[FoundRecords]) -> FoundRecords:

@@ -19,11 +19,13 @@ from baton_control.spec.manifest import (
     parse_tenant,
     read_text,
 )
+from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.spec.tenant_fields import TENANT_KIND, LLMTenant
 from baton_control.tenant_compiler import TenantSource, compile_tenants
 from baton_local.errors import StartError
 from baton_local.fleet.degree_check import degree_problems_of_manifest
 from baton_operator.objects.pod_policy import PodPolicy
+from baton_wire.suggestions import suggestion
 
 GROUP = API_VERSION.partition("/")[0]
 STANDARD_INPUT = "-"
@@ -176,8 +178,23 @@ def _faults(document: object, policy: PodPolicy | None, folder: Path) -> Iterato
         if policy is not None:
             policy.check(deployment)
         yield from degree_problems_of_manifest(deployment, folder)
+        yield from _source_problems(deployment, folder)
     except (NotAllowedError, ManifestError) as error:
         yield from error.problems
+
+
+def _source_problems(deployment: LLMDeployment, folder: Path) -> Iterator[FieldProblem]:
+    """The fault of a model's path that is relative to the manifest and leads nowhere: clusters refuse relative ones,
+    so that it can be meant for this machine only."""
+    source = parse_source(deployment.spec.model.source)
+    if source.scheme not in (Scheme.FILE, Scheme.RANDOM) or source.path is None or Path(source.path).is_absolute():
+        return
+    path = folder / source.path
+    if not path.exists():
+        there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        yield FieldProblem(
+            "spec.model.source", f"{deployment.spec.model.source}: {path} does not exist{suggestion(path.name, there)}"
+        )
 
 
 def read_policy(text: str, name: str) -> PodPolicy:

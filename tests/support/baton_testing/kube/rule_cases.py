@@ -97,9 +97,9 @@ def pool_cases(pool: str) -> Iterator[Case]:
         f"spec.{pool}.replicas", "must be at most", f"{pool}__replicas", {"min": 2, "max": 2}, {"min": 3, "max": 2}
     )
     for degree, device in ((1, {"accelerator": GPU}), (2, {})):
-        good = manifest(**{pool: {"tensorParallel": degree, **device}}, kvTransfer__transport="UCX")
-        bad = manifest(**{pool: {"tensorParallel": 2, "accelerator": GPU}}, kvTransfer__transport="UCX")
-        yield Case("spec", "must not be UCX", good, bad)
+        over_ucx = manifest(**{pool: {"tensorParallel": degree, **device}}, kvTransfer__transport="UCX")
+        ranked = manifest(**{pool: {"tensorParallel": 2, "accelerator": GPU}}, kvTransfer__transport="UCX")
+        yield Case("spec", "must not be UCX", over_ucx, ranked)
     offloading: Json = {"offloadedLayers": 1, "offloadDecode": True}
     one, two = ({pool: {"tensorParallel": width, "accelerator": GPU, "engine": offloading}} for width in (1, 2))
     yield Case(f"spec.{pool}", "needs tensorParallel 1", manifest(**one), manifest(**two))
