@@ -46,7 +46,7 @@ def test_the_page_stays_small_with_a_hundred_thousand_names_and_no_use_is_lost()
         use = LimitUse(f"team-{number:057}", LimitMeasure.REQUESTS, 60.0, 2.0, 1.0)
         shares.report(PROCESSES[0], (use,), 0, 1.0)
         if number == 10:
-            registry.collect()
+            list(registry.collect())
     page = generate_latest(registry)
     assert len(page) <= 1 << 20
     assert len(shares.wanted) <= MAX_WANTED + 1
@@ -67,7 +67,7 @@ def test_limits_of_a_deployment_that_is_gone_leave_their_series_to_later_ones() 
         shares.join(PROCESSES[0])
         uses = [LimitUse(f"team-{number}", LimitMeasure.REQUESTS, 60.0, 2.0, 1.0) for number in names]
         shares.report(PROCESSES[0], uses, 0, 1.0)
-        registry.collect()
+        list(registry.collect())
     assert value(registry, "baton_tenant_wanted_total", "team-1", LimitMeasure.REQUESTS) is None
     del by_deployment[Key("team", "former")]
     late = LimitUse("late", LimitMeasure.REQUESTS, 60.0, 2.0, 3.0)

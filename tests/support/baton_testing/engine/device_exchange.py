@@ -1,8 +1,8 @@
-"""Two ranks as processes on one GPU, whose exchanges are checked: `python -m baton_testing.engine.device_exchange`.
+"""Ranks as processes whose exchanges are checked: `python -m baton_testing.engine.device_exchange`.
 
-Run by tests alone. Without arguments it starts the ranks and prints what each found; a rank's arguments are its number
-and the descriptors that it inherits. The oracle is the exchange through the host's memory, which adds up in the same
-order.
+Each has a GPU of its own where there are enough; otherwise all share the first. Run by tests alone. Without arguments
+it starts the ranks and prints what each found; a rank's arguments are its number and the descriptors that it inherits.
+The oracle is the exchange through the host's memory, which adds up in the same order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton_engine.collectives.device_collective import DeviceCollective
 from baton_engine.collectives.shared_memory_collective import CollectiveParts, SharedMemoryCollective
 from baton_kernels.dense.rms_norm import add_rms_norm
 
-RANKS = 2
+RANKS = int(os.environ.get("BATON_TEST_EXCHANGE_RANKS", "2"))
 FEW_LOOKS = 200_000
 SHAPES = ((1, 1), (1, 4096), (3, 40), (32, 4096), (130, 2880), (700, 4096), (5000, 4096))
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -106,30 +106,31 @@ class ExchangeChecks:
 
 
 def run_rank(rank: int, descriptors: list[int], *, dies: bool) -> None:
-    torch.cuda.set_device(0)
+    device = torch.device("cuda", rank if torch.cuda.device_count() >= RANKS else 0)
+    torch.cuda.set_device(device)
     host = SharedMemoryCollective(RankShare(rank, RANKS), CollectiveParts.attach(descriptors, RANKS), 120.0)
     if dies:
-        device = DeviceCollective(host, torch.device("cuda", 0), FEW_LOOKS)
-        device.all_reduce(torch.ones(8, device="cuda"))
+        collective = DeviceCollective(host, device, FEW_LOOKS)
+        collective.all_reduce(torch.ones(8, device="cuda"))
         torch.cuda.synchronize()
-        device.check()
+        collective.check()
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         began_s = time.monotonic()
         for _ in range(50):
-            device.all_reduce(torch.ones(8, device="cuda"))
+            collective.all_reduce(torch.ones(8, device="cuda"))
         torch.cuda.synchronize()
         try:
-            device.check()
+            collective.check()
         except RankLostError:
             print(f"lost after {time.monotonic() - began_s:.2f} s", flush=True)
         return
-    device = DeviceCollective(host, torch.device("cuda", 0))
-    checks = ExchangeChecks(host, device)
+    collective = DeviceCollective(host, device)
+    checks = ExchangeChecks(host, collective)
     for check in (checks.sums, checks.norms, checks.gathers, checks.graphs, checks.many):
         began_s = time.monotonic()
         wrong = list(check())
-        device.check()
+        collective.check()
         print(f"rank {rank} {check.__name__}: {wrong or 'exact'} in {time.monotonic() - began_s:.1f} s", flush=True)
 
 
