@@ -17,7 +17,7 @@ import msgspec
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
-from baton_gateway.workers.pool_load import prompt_token_s, view_prefill_side
+from baton_gateway.workers.pool_load import prompt_token_s, view_piece_cost, view_prefill_side
 from baton_gateway.workers.prompt_costs import PromptCost
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role
@@ -240,6 +240,8 @@ def _place(query: RouteQuery, prefill: WorkerView, decode: WorkerView, targets: 
         rows=decode.load_sequences,
         base_s=decode.rows_s,
         token_s=decode.piece_token_s,
+        piece_fixed_s=decode.piece_fixed_s,
+        recent_step_s=decode.recent_step_s,
         queued_tokens=decode.prompt_tokens,
         # What only the prefill worker has cached would be computed again here: it counts as in `choose_worker`.
         missing_tokens=here + (MISSING_WEIGHT - 1) * max(0, here - missing),
@@ -256,31 +258,42 @@ def _place_long(
     """Where a turn with a long context goes; None: it is short, or its costs are unknown."""
     kv_token_s = prefill.kv_token_s if decode.kv_token_s is None else decode.kv_token_s
     fixed_s = prefill.fixed_s if decode.fixed_s is None else decode.fixed_s
-    token_s = prefill.more_token_s if decode.piece_token_s is None else decode.piece_token_s
-    if kv_token_s is None or fixed_s is None or not token_s or not prefill.more_token_s:
+    if kv_token_s is None or fixed_s is None or not prefill.more_token_s:
         return None
     own_s = query.tokens * kv_token_s
     if not is_long(own_s, targets):
         return None
     cost = prefill.prompt_cost or decode.prompt_cost
+    decode_rows_s = fixed_s + decode.held_tokens * kv_token_s
+    decode_piece = view_piece_cost(decode, prefill, prefill, decode_rows_s)
+    prefill_rows_s = fixed_s if not prefill.rows or prefill.rows_s is None else prefill.rows_s
+    prefill_piece = view_piece_cost(prefill, decode, prefill, prefill_rows_s)
+    if decode_piece is None or prefill_piece is None or not decode_piece.token_s:
+        return None
     decode_side = ContextSide(
         sequences=decode.load_sequences,
-        rows_s=fixed_s + decode.held_tokens * kv_token_s,
+        rows_s=decode_rows_s,
         running_s=None if decode.rows_s is None else max(0.0, decode.rows_s - fixed_s),
         promised_s=decode.held_tokens * kv_token_s,
         usual_rows_s=fixed_s + decode.usual_held_tokens * kv_token_s,
-        token_s=token_s,
+        token_s=decode_piece.token_s,
+        piece_fixed_s=decode_piece.fixed_s,
+        knows_pieces=decode_piece.is_known,
+        recent_step_s=decode.recent_step_s,
         queued_tokens=decode.prompt_tokens,
         missing_tokens=_missing(decode, query),
-        own_token_s=_own_token_s(decode, query, cost, token_s),
+        own_token_s=_own_token_s(decode, query, cost, decode_piece.token_s),
         coming_tokens_s=decode.coming_tokens_s,
         has_slot=decode.load_sequences < decode.max_sequences,
     )
     prefill_token_s = prefill.more_token_s if cost is None else cost.usual_token_s
     prefill_side = ContextSide(
         sequences=prefill.rows,
-        rows_s=fixed_s if not prefill.rows or prefill.rows_s is None else prefill.rows_s,
+        rows_s=prefill_rows_s,
         token_s=prefill_token_s,
+        piece_fixed_s=prefill_piece.fixed_s,
+        knows_pieces=prefill_piece.is_known,
+        recent_step_s=prefill.recent_step_s,
         queued_tokens=prefill.load_tokens,
         missing_tokens=_missing(prefill, query),
         own_token_s=_own_token_s(prefill, query, cost, prefill_token_s),
