@@ -9,7 +9,7 @@ import msgspec
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import PairFingerprint, Role
 from baton_wire.rules.prompt_order import BUSY_S, busy_s
-from baton_wire.rules.prompt_placement import PieceCost, PrefillSide, SeenPieces, piece_cost, prompts_s
+from baton_wire.rules.prompt_placement import PrefillSide, prompts_s
 
 FULL_S = 0.1
 """A shorter wait for slots may only be the wait for the next step."""
@@ -174,11 +174,3 @@ def view_prefill_side(
         coming_tokens_s=worker.coming_tokens_s,
         has_slot=has_slot,
     )
-
-
-def view_piece_cost(worker: WorkerView, other: WorkerView, prefill: WorkerView, rows_s: float) -> PieceCost | None:
-    """Cost of a piece next to rows that take the worker `rows_s`, by its own steps, those of the `other` worker of its
-    pair, or those of the pair's prefill worker without rows."""
-    alone_fixed_s = None if prefill.prompt_cost is None else prefill.prompt_cost.fixed_s
-    seen, elsewhere = (SeenPieces(one.piece_token_s, one.piece_fixed_s) for one in (worker, other))
-    return piece_cost(seen, rows_s, prefill.more_token_s, alone_fixed_s, elsewhere)

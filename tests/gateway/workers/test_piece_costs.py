@@ -1,4 +1,4 @@
-"""What pieces cost at a worker by its reports: the first tokens of a piece may cost far more than the following ones."""
+"""What pieces cost at a worker by its reports: the first tokens of a piece may cost far more than later ones."""
 
 from __future__ import annotations
 

@@ -32,8 +32,9 @@ HOME: Final = 2.0
 """Where the prefill worker would have to compute this many times as much, the decode worker computes the turn although
 its steps have no room: the smallest pieces lengthen a few steps, and a context need not be computed again."""
 
-LEAST_IDLE: Final = 0.02
-"""The least share of its time that a prefill worker is taken to be idle: loads are not known better."""
+LEAST_IDLE: Final = 0.25
+"""The least share of its time that a prefill worker is taken to be idle: the gateway holds prompts that come to a busy
+one, and clients whose answers are late send less."""
 
 
 @dataclass(frozen=True, slots=True)
