@@ -24,6 +24,10 @@ BENCHES = {
         "bench.engine.encoding",
         "encoded prompts compared with prompts that draw a token: tokens/s, on the CPU or a GPU",
     ),
+    "stages": (
+        "bench.engine.stages",
+        "a prefill worker's stages on a CPU, against one process: tokens/s of long prompts",
+    ),
     "gateway_cost": ("bench.serving.gateway_cost", "the gateway: processor time per token, requests/s"),
     "telemetry_cost": (
         "bench.serving.telemetry_cost",

@@ -124,7 +124,8 @@ def _limits(before: HistoryFacts, now: HistoryFacts, at: float) -> Iterator[Hist
     for pool, size in now.sizes.items():
         is_new = before.sizes.get(pool, 0) != size or before.most.get(pool) != now.most.get(pool)
         if pool in before.sizes and is_new and size == now.most.get(pool) and size > 0:
-            yield make_change(at, ChangeKind.LIMIT, pool, f"has {size} workers, the most that replicas.max allows")
+            workers = "1 worker" if size == 1 else f"{size} workers"
+            yield make_change(at, ChangeKind.LIMIT, pool, f"has {workers}, the most that replicas.max allows")
 
 
 def _restarts(before: HistoryFacts, now: HistoryFacts, at: float, ends: Mapping[str, str]) -> Iterator[HistoryChange]:

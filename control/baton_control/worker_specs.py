@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from baton_control.errors import UnsupportedError
 from baton_control.hashes import Revision, content_hash
-from baton_control.spec.api import Disaggregation, LLMDeployment, PrefillUnavailable
+from baton_control.spec.api import Disaggregation, LLMDeployment, PrefillUnavailable, TransportMode
 from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsPolicy
 from baton_control.spec.pools import PoolSpec
+from baton_control.spec.prefill_stages import refuse_stages, stages_of
 from baton_control.spec.reserved_env import CLOSED_ENV
 from baton_control.spec.served_model import Dtype, ModelTask
-from baton_control.spec.tensor_parallel import ONE_RANK, supported_degrees
+from baton_control.spec.tensor_parallel import RANKS_NEED_TCP
 from baton_wire.messages.values import POOL_ROLES, Role
 
 FLEXIBLE = "baton_flexible_worker"
@@ -99,12 +100,11 @@ class WorkerSpec:
 def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec:
     """The worker template of a pool. Raises UnsupportedError for a value that no worker supports yet."""
     pool = pool_spec(deployment, role)
-    device = site.prefill_device if role is Role.PREFILL else site.decode_device
-    if pool.tensor_parallel not in supported_degrees(device is not Device.CPU):
-        raise UnsupportedError(f"spec.{role}.tensorParallel", f"{pool.tensor_parallel} is not allowed: {ONE_RANK}")
     flips = deployment.spec.autoscaling.flips
     if flips:
         _require_alike(deployment, site)
+    device = site.prefill_device if role is Role.PREFILL else site.decode_device
+    refuse_stages(pool, role, flips=flips, is_on_cpu=device is Device.CPU)
     argv = (site.python, "-m", FLEXIBLE if flips else MODULES[role], *_arguments(deployment, role, pool, site))
     mounts = (Mount("model", site.model_path), Mount("keys", site.keys_path))
     env = (("OMP_NUM_THREADS", str(site.threads or 1)), *CLOSED_ENV)
@@ -209,11 +209,12 @@ def pool_roles(deployment: LLMDeployment) -> tuple[Role, ...]:
 
 def keeps_answers(deployment: LLMDeployment) -> bool:
     """True when prefill workers get the flag to decode prompts that they computed. Not with offloaded layers, for which
-    every token would wait; flexible workers need no flag."""
+    every token would wait, and not with stages; flexible workers need no flag."""
     spec = deployment.spec
     is_wanted = spec.routing.keep_answers and spec.routing.disaggregation is Disaggregation.AUTO
     is_slow = bool(spec.prefill.engine.offloaded_layers) and not spec.prefill.engine.offload_decode
-    return is_wanted and not is_slow and not spec.autoscaling.flips and spec.model.generates
+    is_able = not spec.autoscaling.flips and spec.model.generates and stages_of(spec.prefill) == 1
+    return is_wanted and not is_slow and is_able
 
 
 def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site) -> tuple[str, ...]:
@@ -228,7 +229,7 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         f"--dtype={_dtype(model.dtype, device)}",
         f"--max-context-tokens={model.max_context_tokens}",
         f"--verify={transfer.verify}",
-        f"--transport={transfer.transport.lower()}",
+        f"--transport={_transport(transfer.transport, pool.tensor_parallel, device)}",
     )
     optional = {
         "--tasks": _tasks(model.tasks),
@@ -350,6 +351,13 @@ def _drain(site: Site, own_s: float | None = None) -> tuple[str, ...]:
 def _dtype(dtype: Dtype, device: Device) -> Dtype:
     """The type for weights and arithmetic; `auto` is float32 on CPUs, where smaller types are slower."""
     return Dtype.FLOAT32 if dtype is Dtype.AUTO and device is Device.CPU else dtype
+
+
+def _transport(transport: TransportMode, degree: int, device: Device) -> str:
+    """The transport of KV. Raises UnsupportedError: a site may have GPUs for a pool without `accelerator`."""
+    if transport is TransportMode.UCX and degree > 1 and device is not Device.CPU:
+        raise UnsupportedError("spec.kvTransfer.transport", f"{transport} is not allowed: {RANKS_NEED_TCP}")
+    return transport.lower()
 
 
 def _tasks(tasks: tuple[ModelTask, ...]) -> str | None:

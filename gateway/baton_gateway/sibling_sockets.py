@@ -1,7 +1,8 @@
 """Questions that the processes of one gateway ask each other: a socket for each process in the folder that they share.
 
-Only their user may enter the folder. Whichever process a client reaches asks all others; so does the parent. A question
-is one line, an answer all bytes until the end of the connection.
+Only their user may enter the folder. Whichever process a client reaches asks all others; so does the parent. A
+question is one line, an answer all bytes until the end of the connection. Answers have an account in the event loop as
+one tenant has: a client that asks one process without end gets no larger part of all others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from baton_wire.fair_loop.charging import charged_context
+from baton_wire.fair_loop.fair_queue import Account
 
 ANSWER_S = 2.0
 MAX_QUESTION_BYTES = 4_096
@@ -44,7 +48,9 @@ class SiblingSockets:
             return
         try:
             path = self._path(os.getpid())
-            self._server = await asyncio.start_unix_server(self._serve, path, limit=MAX_QUESTION_BYTES)
+            serving = asyncio.start_unix_server(self._serve, path, limit=MAX_QUESTION_BYTES)
+            context = charged_context(Account("siblings"))
+            self._server = await asyncio.get_running_loop().create_task(serving, context=context)
         except OSError as error:  # such as a path that is too long for a socket
             self._log.warning("other processes of this gateway cannot ask this one: %s", error)
 

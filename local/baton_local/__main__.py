@@ -220,6 +220,7 @@ def _up_announced(options: argparse.Namespace) -> int:
                 options.kv_memory,
                 options.prefill_tensor_parallel or options.tensor_parallel,
                 options.decode_tensor_parallel or options.tensor_parallel,
+                options.prefill_pipeline_parallel,
             ),
         ),
         cache=open_cache(options.cache, options.cache_size, os.environ),
@@ -243,7 +244,7 @@ def _refuse_model_options(options: argparse.Namespace) -> None:
     """Refuse options of MODEL next to a manifest, which would be ignored. Raises StartError."""
     from baton_local.errors import StartError
 
-    degrees = ("tensor_parallel", "prefill_tensor_parallel", "decode_tensor_parallel")
+    degrees = ("tensor_parallel", "prefill_tensor_parallel", "decode_tensor_parallel", "prefill_pipeline_parallel")
     names = ("served_name", "max_context_tokens", "prefill", "decode", *degrees, "dtype", "kv_memory")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
     if given:
@@ -278,10 +279,13 @@ def _status(options: argparse.Namespace) -> int:
     from baton_local.commands.status import as_json, as_text, watch
     from baton_local.fleet.observation import observe
     from baton_local.fleet.record import read_record
-    from baton_local.fleet.run_dir import base_directory, find_run
+    from baton_local.fleet.run_dir import base_directory, find_run, find_running
 
     def page() -> str:
-        seen = observe(read_record(find_run(base_directory(), options.name)))
+        base = base_directory()
+        if not options.json and options.name is None and len(runs := find_running(base)) > 1:
+            return "\n\n".join(as_text(observe(read_record(run))) for run in runs)
+        seen = observe(read_record(find_run(base, options.name)))
         return json.dumps(as_json(seen), indent=None if options.watch else 2) if options.json else as_text(seen)
 
     if options.watch:

@@ -24,6 +24,7 @@ SILENCE_S = 120.0
 LINGER_S = 1.0
 """Time for a server to close its answer after [DONE], so that the connection can be reused."""
 MAX_LINE_BYTES = 1 << 20
+NO_KEY = "HTTP 401"
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -184,7 +185,8 @@ async def send(
             else:
                 _read_whole(_object(await response.read()), answer)
     except aiohttp.ClientConnectorError as error:
-        _broken(answer, type(error).__name__, f"{endpoint} does not answer: {error}")
+        reason = error.strerror or str(error)
+        _broken(answer, type(error).__name__, f"{endpoint} does not answer ({reason}): it may be down or restarting")
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         _broken(answer, type(error).__name__, f"the answer broke off: {type(error).__name__}: {error}")
     answer.ended_s = answer.ended_s or time.monotonic()
@@ -314,6 +316,8 @@ def _refused(answer: Answer, failure: str, body: str) -> None:
         answer.detail = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         answer.detail = f"{failure}: {body[:300]}"
+    if failure == NO_KEY:
+        answer.detail += " (the key that is sent: the variable BATON_API_KEY)"
 
 
 def _broken(answer: Answer, failure: str, detail: str) -> None:

@@ -11,15 +11,20 @@ from baton_local.errors import StartError
 from baton_wire.models.errors import ModelError
 from baton_wire.rules.hardware import ACCELERATORS, Accelerator
 
+MODEL = "MODEL"
+"""The argument of the commands that estimate."""
 
-def shape_named(name: str) -> ModelShape:
-    """The shape of a known model, or of the config.json in a folder; weights in the folder are checked too. Raises
-    StartError, ManifestError."""
+
+def shape_named(name: str, argument: str = MODEL) -> ModelShape:
+    """The shape of a known model, or of the config.json in a folder; weights in the folder are checked too. `argument`:
+    the one that names it, for errors. Raises StartError, ManifestError."""
     if name in KNOWN_SHAPES:
         return KNOWN_SHAPES[name]
     path = Path(name) / CONFIG
     if not path.is_file():
-        raise StartError(f"--model: {name} is neither one of {', '.join(KNOWN_SHAPES)} nor a folder with {CONFIG}")
+        known = ", ".join(KNOWN_SHAPES)
+        hint = f": an estimate downloads nothing, so get its {CONFIG} first" if "://" in name else ""
+        raise StartError(f"{argument}: {name} is neither one of {known} nor a folder with {CONFIG}{hint}")
     try:
         if any(path.parent.glob("*.safetensors")):
             servable_model(path.parent)
@@ -27,7 +32,7 @@ def shape_named(name: str) -> ModelShape:
             servable_config(path)
         config = read_json_object(path)
     except ModelError as error:
-        raise StartError(f"--model: {name} cannot be served: {error}") from error
+        raise StartError(f"{argument}: {name} cannot be served: {error}") from error
     return shape_from_config(Path(name).resolve().name, config)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from baton_local.argument_types import degree, size
+from baton_local.argument_types import degree, integer, size
 
 DEFAULT_PORT = 8000
 """Port of the API on this machine."""
@@ -31,6 +31,12 @@ def add_degrees(parser: argparse.ArgumentParser) -> None:
         help="with MODEL: ranks that share the model of each worker, on CPUs: 1, 2, 4 or 8 (default: 1)",
     )
     add_pool_degrees(parser, "with MODEL: ")
+    parser.add_argument(
+        "--prefill-pipeline-parallel",
+        type=integer(1, 8),
+        metavar="N",
+        help="with MODEL: stages that share out the layers of each prefill worker, on CPUs: 1 to 8 (default: 1)",
+    )
 
 
 def add_pool_degrees(parser: argparse.ArgumentParser, condition: str = "") -> None:

@@ -1,8 +1,10 @@
-"""Hand-overs between workers of unequal numbers of ranks: every cell, fleets in trouble, simulated worlds.
+"""Hand-overs between workers of unequal numbers of ranks: every cell, answers, fleets in trouble, simulated worlds.
 
-`make campaign RUN="ranks --cells --fleets 200 --worlds 20000"`. Cells are P and D ranks of {1, 2, 4, 8}, {1, 2, 8, 32}
-KV heads and elements of {1, 2, 4} bytes, over real sockets. Fleets have cuts, kills, cancels and retargets at random
-instants. Worlds are seeds of the hand-over simulation, over one link for all legs. Exits with 1 when one fails.
+`make campaign RUN="ranks --cells --answers --fleets 200 --worlds 20000"`. Cells are P and D ranks of {1, 2, 4, 8},
+{1, 2, 8, 32} KV heads and elements of {1, 2, 4} bytes, over real sockets. Answers are of models in bfloat16, FP8, 4-bit
+integers and MXFP4 experts, with as many ranks and heads: P ranks compute the prompt and D ranks continue it. Fleets
+have cuts, kills, cancels and retargets at random instants. Worlds are seeds of the hand-over simulation, over one link
+for all legs. Exits with 1 when one fails.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import torch
 from bench.machine import this_machine
 from bench.results import Cell, publish
 
 from baton_testing.kv_transfer.builders import key_directory
+from baton_testing.ranks.answer_cells import ANSWER_CELLS, AnswerCells
 from baton_testing.ranks.cells import CELLS, RANKS, run_cell
 from baton_testing.ranks.nodes import Faults
 from baton_testing.ranks.troubled_fleet import Shape, Tally, TroubledFleet, Troubles
@@ -61,6 +65,19 @@ async def cells(seed: int, keys: KeyDirectory, progress: Progress) -> int:
     return len(CELLS)
 
 
+async def answers(folder: Path, keys: KeyDirectory, part: tuple[int, int], progress: Progress) -> tuple[int, float]:
+    """Run every n-th cell of answers. Returns their number and the greatest difference of a logit."""
+    first, every = part
+    chosen, runs, greatest = ANSWER_CELLS[first::every], AnswerCells(folder, keys), 0.0
+    for done, cell in enumerate(chosen):
+        progress.report("answers", done)
+        try:
+            greatest = max(greatest, await runs.run(cell))
+        except Exception as error:  # noqa: BLE001 - the outermost loop: a failing cell is a result
+            progress.failed(str(cell), error)
+    return len(chosen), greatest
+
+
 async def fleets(first: int, count: int, keys: KeyDirectory, progress: Progress) -> Tally:
     total = Tally()
     for seed in range(first, first + count):
@@ -93,6 +110,8 @@ def worlds(first: int, count: int, progress: Progress) -> Counter[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", action="store_true")
+    parser.add_argument("--answers", action="store_true")
+    parser.add_argument("--part", default="0/1", help="I/N: of the cells of answers, every N-th from the I-th on")
     parser.add_argument("--fleets", type=int, default=0)
     parser.add_argument("--worlds", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
@@ -104,6 +123,12 @@ def main() -> int:
         keys = key_directory(Path(folder) / "keys")
         if arguments.cells:
             rows.append({"what": "cells", "count": asyncio.run(cells(arguments.first, keys, progress))})
+        if arguments.answers:
+            torch.set_num_threads(1)
+            index, every = map(int, arguments.part.split("/"))
+            count, greatest = asyncio.run(answers(Path(folder) / "models", keys, (index, every), progress))
+            rows.append({"what": "answers", "count": count})
+            rows.append({"what": "answers: greatest difference of a logit", "count": greatest})
         if arguments.fleets:
             tally = asyncio.run(fleets(arguments.first, arguments.fleets, keys, progress))
             rows.append({"what": "fleets", "count": arguments.fleets})

@@ -125,3 +125,23 @@ def test_a_file_holds_one_deployment_and_any_tenants() -> None:
         parse_manifest(deployment + tenants + deployment)
     with pytest.raises(ManifestError, match="must hold one LLMDeployment"):
         parse_manifest(tenants)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [{"sha256": "sk-in-clear-text"}],
+        [{"key": "sk-in-clear-text"}],
+        ["sk-in-clear-text"],
+        "sk-in-clear-text",
+        {"team": "sk-in-clear-text"},
+        [{"sha256": DIGEST_A, "expires": "sk-in-clear-text"}],
+        [["sk-in-clear-text"]],
+    ],
+    ids=str,
+)
+def test_a_key_in_clear_text_is_refused_and_never_repeated(keys: object) -> None:
+    with pytest.raises(ManifestError) as caught:
+        parse_tenant(raw("a", apiKeys=keys))
+    assert "spec.apiKeys" in str(caught.value)
+    assert "clear-text" not in str(caught.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -228,14 +228,23 @@ def test_a_degree_of_one_is_the_same_template_as_none() -> None:
         assert "tensor-parallel" not in flags(named)
 
 
-def test_ranks_are_refused_by_field_where_the_site_computes_on_gpus() -> None:
+def test_ranks_on_gpus_of_the_site_hand_kv_over_by_tcp() -> None:
     on_gpus = dataclasses.replace(SITE, decode_device=Device.CUDA)
     wanted = deployment(prefill__tensorParallel=2, decode__tensorParallel=2)
-    assert flags(worker_spec(wanted, Role.PREFILL, on_gpus))["tensor-parallel"] == "2"
-    with pytest.raises(
-        UnsupportedError, match=r"spec\.decode\.tensorParallel: 2 is not allowed: must be 1 with an acc"
-    ):
-        worker_spec(wanted, Role.DECODE, on_gpus)
+    assert flags(worker_spec(wanted, Role.DECODE, on_gpus))["tensor-parallel"] == "2"
+    by_ucx = deployment(prefill__tensorParallel=2, decode__tensorParallel=2, kvTransfer={"transport": "UCX"})
+    assert flags(worker_spec(by_ucx, Role.PREFILL, on_gpus))["transport"] == "ucx", "these ranks compute on CPUs"
+    with pytest.raises(UnsupportedError, match=r"spec\.kvTransfer\.transport: UCX is not allowed: several ranks with"):
+        worker_spec(by_ucx, Role.DECODE, on_gpus)
+    one_rank = deployment(prefill__tensorParallel=2, kvTransfer={"transport": "UCX"})
+    assert flags(worker_spec(one_rank, Role.DECODE, on_gpus))["transport"] == "ucx"
+
+
+def test_a_rank_takes_an_accelerator_of_the_pool() -> None:
+    wanted = deployment(prefill__tensorParallel=4, prefill__accelerator=GPU, decode__accelerator=GPU)
+    prefill, decode = (worker_spec(wanted, role, SITE) for role in POOL_ROLES)
+    assert (prefill.accelerators, prefill.accelerator_resource) == (4, "nvidia.com/gpu")
+    assert (decode.accelerators, decode.accelerator_resource) == (1, "nvidia.com/gpu")
 
 
 def test_flexible_workers_have_one_degree() -> None:
@@ -243,6 +252,39 @@ def test_flexible_workers_have_one_degree() -> None:
         UnsupportedError, match=r"flips: prefill and decode have unequal `tensorParallel`: must be equal"
     ):
         worker_spec(deployment(autoscaling__flips=True, decode__tensorParallel=2), Role.PREFILL, SITE)
+
+
+STAGED = [{"name": "pipeline-parallel", "value": "4"}]
+
+
+def test_stages_reach_prefill_workers_which_then_keep_no_answers() -> None:
+    wanted = deployment(prefill__arguments=STAGED)
+    prefill = flags(worker_spec(wanted, Role.PREFILL, SITE))
+    assert prefill["pipeline-parallel"] == "4"
+    assert "keep-answers" not in prefill
+    assert "keep-answers" in flags(worker_spec(deployment(), Role.PREFILL, SITE))
+    assert flags(worker_spec(wanted, Role.DECODE, SITE)) == flags(worker_spec(deployment(), Role.DECODE, SITE))
+
+
+@pytest.mark.parametrize(
+    ("role", "changed", "device", "message"),
+    [
+        (Role.DECODE, {"decode__arguments": STAGED}, Device.CPU, "decode.arguments: .*needs the token of the step"),
+        (Role.PREFILL, {"prefill__arguments": STAGED}, Device.CUDA, "prefill.arguments: .*compute on CPUs only"),
+        (
+            Role.PREFILL,
+            {"prefill__arguments": STAGED, "decode__arguments": STAGED, "autoscaling__flips": True},
+            Device.CPU,
+            "prefill.arguments: .*workers that flip decode",
+        ),
+    ],
+)
+def test_stages_are_refused_where_they_cannot_compute(
+    role: Role, changed: dict[str, Any], device: Device, message: str
+) -> None:
+    site = dataclasses.replace(SITE, prefill_device=device, decode_device=device)
+    with pytest.raises(UnsupportedError, match=rf"spec\.{message}"):
+        worker_spec(deployment(**changed), role, site)
 
 
 def test_transport_and_bandwidth_reach_the_workers() -> None:

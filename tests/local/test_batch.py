@@ -84,6 +84,7 @@ def test_inputs_are_embedded_in_a_batch_and_a_bad_one_is_named(tmp_path: Path) -
 def test_a_batch_may_name_the_model_by_its_aliases(tmp_path: Path) -> None:
     text = (TINY.parent / "tiny.yaml").read_text()
     text = text.replace("file://tiny-llama #", f"file://{TINY} #")
+    text = text.replace("  decode:\n", "  decode:\n    tensorParallel: 2  # the engine of a batch has one rank\n")
     (tmp_path / "tiny.yaml").write_text(
         text.replace("servedName: tiny-llama", "servedName: tiny\n    aliases: [gpt-4o]")
     )

@@ -25,6 +25,8 @@ class Service(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if asked["model"] == "unknown":
             self.answer(404, json.dumps({"error": {"message": "no model unknown", "type": "x"}}))
+        elif asked["model"] == "locked":
+            self.answer(401, json.dumps({"error": {"message": "The API key is missing or unknown.", "type": "x"}}))
         elif asked["model"].startswith("busy"):
             self.answer(429, "{}", **{"Retry-After": asked["model"].removeprefix("busy ")})
         elif not asked["stream"]:
@@ -100,6 +102,12 @@ def test_a_refusal_is_shown_in_the_services_words(endpoint: str, stream: bool) -
         ask(endpoint, chat("unknown", "Hi", stream=stream))
 
 
+def test_a_missing_key_names_the_variable_that_has_it(endpoint: str) -> None:
+    """Found: next to LLMTenants `baton ask` said that the key was missing, and not where it looks for one."""
+    with pytest.raises(AnswerError, match=r"missing or unknown\. \(the key that is sent: the variable BATON_API_KEY\)"):
+        ask(endpoint, chat("locked", "Hi"))
+
+
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None)])
 async def test_a_refusal_keeps_when_to_ask_again(endpoint: str, header: str, seconds: float | None) -> None:
     async with open_session() as session:
@@ -112,7 +120,7 @@ def test_a_whole_answer_needs_no_stream(endpoint: str) -> None:
 
 
 def test_nobody_there_is_one_line() -> None:
-    with pytest.raises(AnswerError, match=r"http://127\.0\.0\.1:9 does not answer"):
+    with pytest.raises(AnswerError, match=r"http://127\.0\.0\.1:9 does not answer \(Connect.*\): it may be down"):
         ask("http://127.0.0.1:9", chat("any", "Hi"))
 
 

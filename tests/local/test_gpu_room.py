@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton_control.worker_specs import Device
+from baton_kernels.exchange.rank_region import REGION_BYTES
 from baton_local.errors import StartError
 from baton_local.fleet.gpu_room import (
     CONTEXT_BYTES,
@@ -74,7 +77,64 @@ def test_weights_that_do_not_fit_are_refused_with_the_gpu_both_figures_and_what_
 
 
 def test_workers_go_to_the_gpu_with_the_fewest() -> None:
-    assert workers_by_gpu({P: 2, D: 2}, ["a", "b", "c"]) == {"a": [P, D], "b": [P], "c": [D]}
+    assert workers_by_gpu({P: 2, D: 2}, ["a", "b", "c"], {}) == {"a": [P, D], "b": [P], "c": [D]}
+
+
+def test_the_ranks_of_a_worker_go_to_gpus_of_their_own() -> None:
+    assert workers_by_gpu({P: 1, D: 2}, list("abcd"), {P: 2}) == {"a": [P], "b": [P], "c": [D], "d": [D]}
+    assert workers_by_gpu({P: 1, D: 1}, list("ab"), {P: 2, D: 2}) == {"a": [P, D], "b": [P, D]}
+    assert workers_by_gpu({P: 1, D: 1}, list("abc"), {P: 2, D: 2}) == {"a": [P, D], "b": [P], "c": [D]}
+    assert workers_by_gpu({P: 1, D: 1}, list("ab"), {D: 2}) == {"a": [P, D], "b": [D]}
+
+
+def test_each_gpu_of_a_worker_holds_a_share_of_the_weights_and_of_the_kv() -> None:
+    shared = GpuNeed(140 * GB, "bfloat16", {P: 1}, {P: 1}, {P: 40 * GB}, {P: 4}, 4 * GB)
+    assert (shared.weights_at(P), shared.kv_at(P)) == (34 * GB + 4 * GB, 10 * GB), "each holds the embeddings"
+    check_gpus(shared, dict.fromkeys("0123", 50 * GB))
+    with pytest.raises(StartError) as refused:
+        check_gpus(shared, {**dict.fromkeys("012", 50 * GB), "3": 48 * GB})
+    assert str(refused.value).startswith(
+        "GPU 3: its workers need 38.0 GB for weights in bfloat16, 1.3 GB each for CUDA and 10.0 GB for KV, and 48.0 GB"
+    )
+
+
+def test_a_worker_of_several_ranks_takes_more_for_cuda_and_for_the_exchange() -> None:
+    assert need().extra_at(P) == CONTEXT_BYTES
+    assert replace(need(), ranks={P: 2}).extra_at(P) >= 2 * CONTEXT_BYTES + REGION_BYTES
+
+
+def test_workers_of_unequal_degrees_on_one_gpu_are_refused_with_the_share_of_each() -> None:
+    unequal = replace(need(), ranks={P: 2})
+    check_gpus(unequal, {"0": 27 * GB, "1": 10 * GB})
+    with pytest.raises(
+        StartError, match=r"GPU 0: its workers need 8\.0 GB \+ 16\.0 GB for weights in bfloat16, 1\.3 GB"
+    ):
+        check_gpus(unequal, {"0": 25 * GB, "1": 10 * GB})
+
+
+def test_more_ranks_are_named_where_the_workers_would_fit_with_them() -> None:
+    large = replace(need(140 * GB, kv=GB), embeddings=2 * GB, degrees=(1, 2, 4, 8))
+    with pytest.raises(
+        StartError, match=r"or share each model out over 4 GPUs \(tensorParallel, `--tensor-parallel 4`"
+    ):
+        check_gpus(large, dict.fromkeys("01234567", 60 * GB))
+    with pytest.raises(StartError, match=r"or share each model out over 2 GPUs"):
+        check_gpus(large, dict.fromkeys("0123", 80 * GB))
+    for few in (dict.fromkeys("01", 80 * GB), dict.fromkeys("0123", 40 * GB), {"0": 80 * GB, "1": None}):
+        with pytest.raises(StartError, match=r"lists it\), or serve a smaller model"):
+            check_gpus(large, few)
+
+
+def test_ranks_that_share_a_gpu_share_its_memory() -> None:
+    both = replace(need(), ranks={P: 2, D: 2})
+    size = shared_kv(both, {"0": 100 * GB, "1": 60 * GB})
+    assert size is not None
+    assert 2 * (both.least_at(P) + size) <= 60 * GB, "by the fuller of both GPUs"
+    assert size > 15 * GB
+    assert shared_kv(both, dict.fromkeys("0123", 100 * GB)) is None, "each has two GPUs of its own"
+    sized = with_kv(deployment(prefill__tensorParallel=2), replace(need(), ranks={P: 2, D: 1}), GB)
+    assert sized.spec.prefill.engine.kv_cache_memory == 2 * GB, "the flag counts for all ranks of a worker"
+    assert sized.spec.decode.engine.kv_cache_memory == GB
 
 
 def test_workers_that_share_a_gpu_share_its_memory() -> None:
@@ -105,6 +165,10 @@ def test_a_need_is_read_from_the_model_and_the_pools_on_gpus() -> None:
     one = gpu_need(given, FOLDER, {P: Device.CPU, D: Device.CUDA})
     assert one is not None
     assert one.first == {D: 2}
+    assert (one.ranks, one.embeddings, one.degrees) == ({D: 1}, 1024 * 128 * 2, (1, 2, 4))
+    ranked = gpu_need(deployment(prefill__tensorParallel=2, model__dtype="bfloat16"), FOLDER, gpus)
+    assert ranked is not None
+    assert (ranked.ranks, ranked.weights) == ({P: 2, D: 1}, half.weights)
     sized = with_kv(given, both, 512 << 20)
     assert sized.spec.decode.engine.kv_cache_memory == 512 << 20
     assert sized.spec.prefill == given.spec.prefill

@@ -98,6 +98,7 @@ def test_visible_gpus_are_counted(tmp_path: Path) -> None:
         (tmp_path / bus).mkdir()
     assert gpu_ids({}, tmp_path) == ("0", "1")
     assert gpu_ids({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == ("1",)
+    assert gpu_ids({"CUDA_VISIBLE_DEVICES": "3, 1,3"}, tmp_path) == ("3", "1"), "in that order, each once"
     assert gpu_ids({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == ()
     assert gpu_ids({}, tmp_path / "none") == ()
 

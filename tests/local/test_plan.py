@@ -85,6 +85,36 @@ def test_a_plan_ends_in_a_sentence_with_what_fits(capsys: pytest.CaptureFixture[
     assert "366 at once within 25 ms" in last
 
 
+def test_a_plan_says_which_load_it_assumes_and_counts_workers_for_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    """Found: no load was named, `--rate` was "did you mean --price", and nobody was told how many workers to run."""
+    assert main(["plan"]) == 0
+    printed = capsys.readouterr().out
+    assert "prompts of 1155 and answers of 211 tokens (--prompt, --output), TPOT 25 ms (--tpot), no rate" in printed
+    assert "workers for" not in printed
+    assert main(["plan", "--rate", "100", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["prefill_workers"] == 4, "100 requests of 1,155 tokens at 80 % of 46,500 tokens/s"
+    assert figures["decode_workers"] == 2
+    assert main(["plan", "--rate", "100"]) == 0
+    printed = capsys.readouterr().out
+    assert "prefill workers for 100 requests/s at 80 % use" in printed
+    assert "100 requests/s (--rate)" in printed
+    assert main(["plan", "--sessions", "agents", "--rate", "1"]) == 2
+    assert "--rate: not allowed with --sessions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_a_model_that_is_elsewhere_is_refused_by_the_argument_that_was_typed(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: the error was about --model, which nobody had typed, and did not say that nothing is downloaded."""
+    assert main([command, "hf://Qwen/Qwen3-0.6B"]) == 2
+    message = capsys.readouterr().err
+    assert "MODEL: hf://Qwen/Qwen3-0.6B is neither one of llama-3.1-8b" in message
+    assert "an estimate downloads nothing" in message
+    assert "--model" not in message
+
+
 def test_a_plan_shows_prices_only_where_one_was_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan"]) == 0
     assert "million" not in capsys.readouterr().out
@@ -94,13 +124,13 @@ def test_a_plan_shows_prices_only_where_one_was_given(capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out)["cost_per_million_output_tokens"] is None
 
 
-def test_a_plan_for_several_accelerators_of_one_worker_says_that_none_can_be_served(
+def test_a_plan_for_several_accelerators_of_one_worker_is_one_that_can_be_served(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["plan", "--model", "llama-3.1-70b", "--tensor-parallel", "4"]) == 0
-    assert "This is a plan only: workers of several ranks compute on CPUs only." in capsys.readouterr().out
-    assert main(["plan", "--accelerator", "cpu", "--tensor-parallel", "4"]) == 0
-    assert "plan only" not in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "on 4× h200" in text
+    assert "plan only" not in text
 
 
 def test_the_degree_of_each_pool_is_chosen_and_explained_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

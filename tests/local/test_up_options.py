@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from baton_control.errors import ManifestError
 from baton_control.spec.api import DeploymentSpec
 from baton_control.spec.gateway_fields import OversizedMaxTokens, UnknownFieldsPolicy
 from baton_local.__main__ import main
 from baton_local.commands import up
-from baton_local.fetching.default_deployment import DefaultOptions, default_deployment
+from baton_local.fetching.default_deployment import DefaultOptions, as_yaml, default_deployment
 from baton_testing.kube.manifests import deployment
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "tiny.yaml")
@@ -132,7 +131,21 @@ def test_a_number_of_ranks_is_checked(text: str, capsys: pytest.CaptureFixture[s
     assert "must be 1, 2, 4 or 8" in capsys.readouterr().err
 
 
-def test_ranks_of_a_model_on_a_gpu_are_refused_by_field() -> None:
-    options = DefaultOptions(prefill_degree=2)
-    with pytest.raises(ManifestError, match=r"spec\.prefill\.tensorParallel: 2 is not allowed: must be 1 with an acc"):
-        default_deployment("file:///m", "m", 4096, is_on_gpu=True, options=options)
+def test_stages_of_a_model_are_an_argument_of_its_prefill_pool() -> None:
+    made = default_deployment("file:///m", "m", 4096, is_on_gpu=False, options=DefaultOptions(prefill_stages=2))
+    assert [(flag.name, flag.value) for flag in made.spec.prefill.arguments] == [("pipeline-parallel", "2")]
+    assert made.spec.decode.arguments == ()
+    assert "pipeline-parallel" in as_yaml(made)
+
+
+@pytest.mark.parametrize("text", ["0", "9", "x", "2.0"])
+def test_a_number_of_stages_is_checked(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", "m", f"--prefill-pipeline-parallel={text}"])
+    assert "must be an integer from 1 to 8" in capsys.readouterr().err
+
+
+def test_ranks_of_a_model_take_a_gpu_each() -> None:
+    spec = default_deployment("file:///m", "m", 4096, is_on_gpu=True, options=DefaultOptions(prefill_degree=2)).spec
+    assert (spec.prefill.tensor_parallel, spec.decode.tensor_parallel) == (2, 1)
+    assert spec.prefill.accelerators_at_min == 2

@@ -102,6 +102,41 @@ def test_a_policy_refuses_what_the_installation_does_not_allow(tmp_path: Path) -
     assert check_text(manifest, "x.yaml", allowed).problems == ()
 
 
+def test_a_relative_path_of_a_model_that_leads_nowhere_is_a_fault_with_the_one_that_was_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: `baton validate` passed file://tiny-lama, and `baton up -f` refused it."""
+    (tmp_path / "tiny-llama").mkdir()
+    local = GOOD.replace("pvc://models/chat", "file://tiny-lama")
+    assert run(tmp_path, local) == 1
+    problem = capsys.readouterr().err
+    assert "spec.model.source: file://tiny-lama: " in problem
+    assert "tiny-lama does not exist: did you mean tiny-llama?" in problem
+    assert run(tmp_path, GOOD.replace("pvc://models/chat", "file://tiny-llama")) == 0
+    assert run(tmp_path, GOOD.replace("pvc://models/chat", "file:///models/chat")) == 0, "one of a cluster's nodes"
+
+
+def test_values_without_a_pod_policy_have_that_of_the_chart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Found: the help offers the chart's values, and an installation's own file, which sets images alone, was refused
+    for an unknown field."""
+    (tmp_path / "values.yaml").write_text("images: {operator: x}\nreplicas: 2\n")
+    flags = ("--pod-policy", str(tmp_path / "values.yaml"))
+    assert run(tmp_path, GOOD, flags=flags) == 0
+    assert "values.yaml has no podPolicy: the chart's own is checked" in capsys.readouterr().err
+    assert run(tmp_path, with_spec("prefill: {priorityClassName: high}"), flags=flags) == 1
+
+
+def test_tenants_next_to_a_deployment_that_lets_none_in_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tenant = "apiVersion: baton.dev/v1alpha1\nkind: LLMTenant\nmetadata: {name: web}\n"
+    tenant += f'spec: {{apiKeys: [{{sha256: "{"a" * 64}"}}]}}\n'
+    assert run(tmp_path, f"{GOOD}---\n{tenant}") == 0
+    assert "(web): no LLMDeployment of that namespace in these files lets tenants in" in capsys.readouterr().err
+    assert run(tmp_path, tenant) == 0
+    assert "lets tenants in" not in capsys.readouterr().err, "it may be in another file"
+
+
 @pytest.mark.parametrize("text", ["podPolicy: {labls: []}", "- a", "", "podPolicy: {labels: ['! x']}"])
 def test_a_policy_that_is_none_is_refused_by_the_name_of_its_file(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

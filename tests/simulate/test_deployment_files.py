@@ -134,4 +134,4 @@ def test_what_the_file_says_cannot_be_said_again(
 
 def test_a_model_that_is_not_here_has_to_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "-f", written(tmp_path)]) == 2
-    assert "--model: say which model" in capsys.readouterr().err
+    assert "MODEL: say which model" in capsys.readouterr().err

@@ -105,6 +105,29 @@ def test_ranks_that_cannot_run_are_refused(flags: tuple[str, ...], message: str)
         parse(Role.PREFILL, (*BASE, *flags))
 
 
+@pytest.mark.parametrize(
+    ("role", "flags", "message"),
+    [
+        (Role.DECODE, (), "2 with a decode worker: a step that decodes needs the token .*allowed there: 1"),
+        (None, ("--role=prefill",), "2 with a flexible worker: a step that decodes needs the token .*allowed there: 1"),
+        (Role.PREFILL, ("--keep-answers",), "2 with --keep-answers: a step that decodes .*allowed there: 1"),
+        (Role.PREFILL, ("--device=cuda",), "2 with --device cuda: stages compute on CPUs only; allowed there: 1"),
+        (Role.PREFILL, ("--tensor-parallel=2",), "2 with --tensor-parallel 2; allowed there: 1"),
+        (Role.PREFILL, ("--paced=times.json",), "2 with --paced, of which nothing computes; allowed there: 1"),
+        (Role.PREFILL, ("--tasks=generate,embed",), "2 with --tasks embed: stages answer alone; allowed there: 1"),
+    ],
+)
+def test_stages_that_cannot_run_are_refused(role: Role | None, flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"argument --pipeline-parallel: {message}"):
+        parse(role, (*BASE, "--pipeline-parallel=2", *flags))
+
+
+def test_stages_are_for_prefill_workers() -> None:
+    assert not parse(Role.PREFILL, BASE).has_ranks
+    config = parse(Role.PREFILL, (*BASE, "--pipeline-parallel=4"))
+    assert (config.pipeline_parallel, config.has_ranks, config.tensor_parallel) == (4, True, 1)
+
+
 def test_a_worker_has_one_rank_unless_it_is_given_more() -> None:
     assert parse(Role.DECODE, BASE).tensor_parallel == 1
     assert parse(Role.DECODE, (*BASE, "--tensor-parallel=2")).tensor_parallel == 2

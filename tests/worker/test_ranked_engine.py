@@ -28,7 +28,7 @@ def flags_of(model: str, *more: str) -> list[str]:
 def built(role: Role, *more: str, model: str = str(FOLDER)) -> Iterator[EngineParts]:
     """The engine of a worker with these flags, ended afterwards."""
     config = parse(role, flags_of(model, "--kv-cache-bytes", str(KV_BYTES), *more))
-    build = engine.build if config.tensor_parallel == 1 else ranked_engine.build
+    build = ranked_engine.build if config.has_ranks else engine.build
     parts = build(config, lambda step, load, seconds: None)
     try:
         yield parts
@@ -57,6 +57,17 @@ def test_heads_that_two_ranks_hold_count_twice_against_the_memory() -> None:
         assert four.pool.num_blocks == KV_BYTES // (2 * four.geometry.block_bytes)
 
 
+def test_stages_are_one_worker_with_one_pool_to_all_others() -> None:
+    with built(Role.PREFILL) as one, built(Role.PREFILL, "--pipeline-parallel=4") as four:
+        assert four.fingerprint == one.fingerprint
+        assert four.geometry == one.geometry
+        assert four.limits == dataclasses.replace(one.limits, encoding=None), "stages pool and score no prompts"
+        assert [pool.num_blocks for pool in four.pools] == [one.pool.num_blocks]
+        assert four.scheduler.config == dataclasses.replace(one.scheduler.config, devices=4)
+        assert four.costs == one.costs
+        assert list(four.stages) == ["weights", "ranks", "hand-over"]
+
+
 def greedy(parts: EngineParts, prompt: tuple[int, ...], tokens: int) -> list[int]:
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
     parts.scheduler.submit(structured_spec(1, prompt, sampling), 0.0)
@@ -75,6 +86,23 @@ def test_random_weights_are_shared_too() -> None:
     with built(Role.DECODE, model=model) as one, built(Role.DECODE, "--tensor-parallel=2", model=model) as two:
         assert two.fingerprint == one.fingerprint
         assert greedy(two, prompt, 12) == greedy(one, prompt, 12)
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "message"),
+    [
+        (str(FOLDER), ("--pipeline-parallel=5",), r"pipeline_parallel: 5 .*the model has 4 layers.*allowed: 1 to 4$"),
+        (
+            str(FOLDER),
+            ("--pipeline-parallel=2", f"--kv-cache-bytes={1 << 45}"),
+            "argument --kv-cache-bytes: .* is more",
+        ),
+        ("/nonexistent", ("--pipeline-parallel=2",), "argument --model: /nonexistent"),
+    ],
+)
+def test_stages_that_do_not_fit_are_refused_by_their_flag(model: str, flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ranked_engine.build(parse(Role.PREFILL, flags_of(model, *flags)), lambda step, load, seconds: None)
 
 
 @pytest.mark.parametrize(

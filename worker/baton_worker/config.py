@@ -99,6 +99,13 @@ class WorkerConfig:
     """The work that the worker is for; empty: whatever its model can do."""
     tensor_parallel: int = 1
     """Ranks that share the model, each a process of its own; 1: the worker's process computes."""
+    pipeline_parallel: int = 1
+    """Stages of a prefill worker, each a process with some of the layers."""
+
+    @property
+    def has_ranks(self) -> bool:
+        """True when processes of their own compute: ranks that share each layer, or stages."""
+        return self.tensor_parallel > 1 or self.pipeline_parallel > 1
 
     @property
     def lands(self) -> bool:
@@ -202,6 +209,13 @@ def parser(role: Role | None) -> argparse.ArgumentParser:
         metavar="N",
         help="ranks, on cuda each with a GPU",
     )
+    add(
+        "--pipeline-parallel",
+        type=whole_number(1, MAX_RANKS),
+        default=1,
+        metavar="N",
+        help="stages of a prefill worker; cpu only",
+    )
     add("--threads", type=whole_number(1, 1_024), default=1, metavar="N")
     add("--max-context-tokens", type=whole_number(16, 1 << 20), metavar="N")
     add("--kv-cache-bytes", type=whole_number(64 * KIB, 1 << 46), metavar="N")
@@ -263,6 +277,8 @@ def parse(program_role: Role | None, argv: Sequence[str]) -> WorkerConfig:
         _check_ranks(flags)
     flips = program_role is None
     flags.setdefault("keep_answers", flips)
+    if flags["pipeline_parallel"] > 1:
+        _check_stages(program_role, flags)
     decodes = program_role is not Role.PREFILL or flags["keep_answers"]
     if flags["offloaded_layers"] and decodes and not flags["offload_decode"]:
         raise ConfigError(
@@ -285,5 +301,29 @@ def _check_ranks(flags: Mapping[str, Any]) -> None:
             "argument --transport: ucx with several ranks on GPUs, whose memory the worker's process cannot register; "
             "allowed there: auto, tcp"
         )
+    _require_linux(flag)
+
+
+def _check_stages(program_role: Role | None, flags: Mapping[str, Any]) -> None:
+    """Raises ConfigError where the layers of a model cannot be shared out as stages."""
+    flag = f"argument --pipeline-parallel: {flags['pipeline_parallel']}"
+    if program_role is not Role.PREFILL or flags["keep_answers"]:
+        worker = "--keep-answers" if program_role is Role.PREFILL else f"a {program_role or 'flexible'} worker"
+        raise ConfigError(
+            f"{flag} with {worker}: a step that decodes needs the token of the step before, so that one stage alone "
+            "would compute at a time; allowed there: 1"
+        )
+    if flags["device"] != "cpu":
+        raise ConfigError(f"{flag} with --device {flags['device']}: stages compute on CPUs only; allowed there: 1")
+    if flags["tensor_parallel"] > 1:
+        raise ConfigError(f"{flag} with --tensor-parallel {flags['tensor_parallel']}; allowed there: 1")
+    if flags["paced"] is not None:
+        raise ConfigError(f"{flag} with --paced, of which nothing computes; allowed there: 1")
+    if others := [task for task in flags["tasks"] if task is not Task.GENERATE]:
+        raise ConfigError(f"{flag} with --tasks {','.join(others)}: stages answer alone; allowed there: 1")
+    _require_linux(flag)
+
+
+def _require_linux(flag: str) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(os, "eventfd") or not hasattr(os, "pidfd_open"):
         raise ConfigError(f"{flag}: ranks need Linux; allowed on this system: 1")

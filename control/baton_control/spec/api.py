@@ -32,6 +32,7 @@ from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, RESERVED_LABE
 from baton_control.spec.resource_quantities import Allowed
 from baton_control.spec.served_model import ModelSpec
 from baton_control.spec.telemetry_fields import TelemetrySpec
+from baton_control.spec.tensor_parallel import RANKS_NEED_TCP
 
 API_VERSION = "baton.dev/v1alpha1"
 KIND = "LLMDeployment"
@@ -279,6 +280,13 @@ class DeploymentSpec(Model):
     def _float8_has_accelerators(self) -> DeploymentSpec:
         if self.model.kv_cache_dtype == "fp8" and not (self.prefill.accelerator and self.decode.accelerator):
             raise broken_rule("model.kvCacheDtype", "fp8 is not allowed: needs an accelerator in both pools")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_on_accelerators_need_tcp(self) -> DeploymentSpec:
+        ranked = any(pool.accelerator and pool.tensor_parallel > 1 for pool in (self.prefill, self.decode))
+        if ranked and self.kv_transfer.transport is TransportMode.UCX:
+            raise broken_rule("kvTransfer.transport", f"UCX is not allowed: {RANKS_NEED_TCP}")
         return self
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ limited in size and depth.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sized
 from itertools import islice
 from pathlib import Path
@@ -32,6 +33,12 @@ MAX_DOCUMENTS = 8
 MAX_CHECKED = 256
 """Documents of one file that are checked at once."""
 
+UNSHOWN = frozenset({"apiKeys", "api_keys", "credentials", "credentialsSecret", "credentials_secret"})
+"""Fields in which a key or a token may be given by mistake: no message repeats what is in them, since messages end in
+logs, status and the output of CI.
+"""
+_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+"""The user and the password of a URL."""
 Location = tuple[int | str, ...]
 Kind = TypeVar("Kind", LLMDeployment, LLMTenant)
 
@@ -243,7 +250,8 @@ def _problem(detail: ErrorDetails, root: type[Model]) -> FieldProblem:
         return FieldProblem(_path(location), f"is missing: must be {allowed}")
     hint = " (quote it: YAML reads a bare On, Off, Yes or No as true or false)" if isinstance(value, bool) else ""
     hint = hint if "one of" in allowed else ""
-    return FieldProblem(_path(location), f"{shown(value)} is not allowed: must be {allowed}{hint}")
+    given = "the value" if UNSHOWN.intersection(location) else _PASSWORD.sub("://…@", shown(value))
+    return FieldProblem(_path(location), f"{given} is not allowed: must be {allowed}{hint}")
 
 
 def _unknown(location: Location, root: type[Model]) -> str:

@@ -22,7 +22,7 @@ from baton_control.spec.quantities import (
 )
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, refuse_reserved
 from baton_control.spec.resources import ResourceSpec
-from baton_control.spec.tensor_parallel import DEGREES, ONE_OF_DEGREES, ONE_RANK, Degree, supported_degrees
+from baton_control.spec.tensor_parallel import DEGREES, ONE_OF_DEGREES, Degree
 
 MAX_REPLICAS = 1024
 
@@ -203,18 +203,18 @@ class PoolSpec(Model):
         return self
 
     @model_validator(mode="after")
-    def _has_ranks_where_they_compute(self) -> PoolSpec:
-        degree = self.tensor_parallel
-        if degree not in DEGREES:
-            raise broken_rule("tensorParallel", f"{degree} is not allowed: must be {ONE_OF_DEGREES}")
-        if degree not in supported_degrees(self.accelerator is not None):
-            raise broken_rule("tensorParallel", f"{degree} is not allowed: {ONE_RANK}")
+    def _has_a_degree_of_ranks(self) -> PoolSpec:
+        if self.tensor_parallel not in DEGREES:
+            raise broken_rule("tensorParallel", f"{self.tensor_parallel} is not allowed: must be {ONE_OF_DEGREES}")
         return self
 
     @model_validator(mode="after")
     def _offloading_needs_accelerators(self) -> PoolSpec:
         if self.engine.offloaded_layers is not None and self.accelerator is None:
             message = f"{self.engine.offloaded_layers} is not allowed: needs an accelerator"
+            raise broken_rule("engine.offloadedLayers", message)
+        if self.engine.offloaded_layers is not None and self.tensor_parallel > 1:
+            message = f"{self.engine.offloaded_layers} is not allowed: needs tensorParallel 1"
             raise broken_rule("engine.offloadedLayers", message)
         return self
 

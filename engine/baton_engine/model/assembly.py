@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from baton_engine.collectives.collective import SINGLE_RANK, Collective
+from baton_engine.collectives.stage_relay import StageRelay
 from baton_engine.model.decoder import Decoder, DecoderLayer
 from baton_engine.model.feed_forward import assemble_feed_forward
+from baton_engine.model.layers.absent_head import AbsentHead
 from baton_engine.model.layers.adjusted_head import adjust_head
 from baton_engine.model.layers.linear import Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.norm import NormedProjection, PackedNorm, ScaledProjection, read_by
@@ -36,7 +38,7 @@ from baton_wire.models.sharding.shard_spec import shard_spec
 from baton_wire.models.sharding.tensor_parts import vocabulary_part
 
 
-def assemble(
+def assemble(  # noqa: PLR0913 - what a decoder is made of, and its part of it, with defaults
     config: DecoderSpec,
     source: WeightSource,
     dtype: torch.dtype,
@@ -44,11 +46,13 @@ def assemble(
     max_context_tokens: int,
     offloaded: int = 0,
     collective: Collective = SINGLE_RANK,
+    relay: StageRelay | None = None,
 ) -> Decoder:
     """The decoder of a config with the source's (already checked) parameters; RoPE tables reach max_context_tokens.
 
     `offloaded`: how many layers stay in the host's memory. Raises ValueError where that is not fewer than there are.
     `collective`: of several ranks, this one's share of the config's decoder; the source has its parts of parameters.
+    `relay`: of a stage of a pipeline, which reads the parameters of its own layers alone.
     """
     method, share = linear_method(dtype, device), collective.share
     config = shard_spec(config, share.rank, share.ranks)
@@ -58,18 +62,17 @@ def assemble(
         linear_sizes(config) | {HEAD_LAYER: (len(vocabulary), config.hidden_size)},
         collective,
     )
-    embedding = reader.tensor(EMBEDDING)
-    prefixes = [layer_prefix(number) for number in range(config.num_layers)]
-    input_norms = [
-        reader.norm(prefix, layer.norms.before_mixer) for prefix, layer in zip(prefixes, config.layers, strict=True)
-    ]
-    final_norm = reader.norm("", FINAL_NORM_LAYER)
-    borders = [*input_norms, final_norm]
+    own = range(config.num_layers) if relay is None else relay.share.layers
+    is_last = relay is None or relay.share.is_last
+    embeds = relay is None or relay.share.is_first or (is_last and config.tied_head)
+    embedding = reader.tensor(EMBEDDING) if embeds else torch.empty(0, config.hidden_size, dtype=dtype, device=device)
+    input_norms = [(layer_prefix(number), layer.norms.before_mixer) for number, layer in enumerate(config.layers)]
+    borders = [reader.norm(*names) for names in [*input_norms, ("", FINAL_NORM_LAYER)][own.start : own.stop + 1]]
 
     def build(layer: int) -> DecoderLayer:
-        return _assemble_layer(config, reader, layer, borders[layer], borders[layer + 1])
+        return _assemble_layer(config, reader, own[layer], borders[layer], borders[layer + 1])
 
-    layers, ring = assemble_layers(config.num_layers, offloaded, device, build)
+    layers, ring = assemble_layers(len(own), offloaded, device, build)
     readers = (layer.qkv for layer in layers[1:])
     layers = tuple(
         replace(layer, mlp_norm=read_by(layer.mlp_norm, layer.mlp), next_norm=read_by(layer.next_norm, reader))
@@ -80,13 +83,18 @@ def assemble(
         embedding_scale=float(torch.tensor(config.embedding_scale).to(dtype)),
         first_norm=borders[0].norm,
         layers=layers,
-        head=_gathered(_head(config, reader, embedding, final_norm, vocabulary), config, collective, vocabulary),
+        head=(
+            _gathered(_head(config, reader, embedding, borders[-1], vocabulary), config, collective, vocabulary)
+            if is_last
+            else AbsentHead()
+        ),
         ropes=tuple(rope_tables(rope, config.head_dim, max_context_tokens, dtype, device) for rope in config.ropes),
         num_q_heads=config.attention.q_heads,
         kv_scales=_kv_scales(config, source).to(device),
-        rest_of_norm=final_norm.rest(),
-        label_head=reader.tensor(LABELS).float() if config.labels else None,
+        rest_of_norm=borders[-1].rest(),
+        label_head=reader.tensor(LABELS).float() if config.labels and is_last else None,
         ring=ring,
+        relay=relay,
     )
 
 

@@ -4,6 +4,9 @@ family.
 What differs between families is in the layers: optional weights (biases inside `Linear`, QK norms, norms of what is
 added to the residual stream), windows, and which table of rotations they read.
 Weights arrive ready from `assembly.py`; the KV pool and the rows of the step are passed in. No state of its own.
+
+A stage of a pipeline is a decoder with some of the layers. The residual stream comes from the stage before and goes on
+to the next one.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from baton_engine.collectives.stage_relay import StageRelay
 from baton_engine.model.layers.attention import StepRows, attend
 from baton_engine.model.layers.linear import Projection, product
 from baton_engine.model.layers.norm import RmsNorm
@@ -93,6 +97,8 @@ class Decoder:
     """[labels, hidden_size] float32 of a classifier."""
     ring: LayerRing | None = None
     """Copies the weights of layers that stay in the host's memory; None: all are on the device."""
+    relay: StageRelay | None = None
+    """The neighbours of a stage of a pipeline; None: the decoder has all layers."""
 
     def hidden_states(
         self, token_ids: Tensor, rows: StepRows, kv_pool: Tensor, written: Callable[[int], None] | None = None
@@ -100,26 +106,25 @@ class Decoder:
         """Run T rows: token_ids [T] int64 → the head's input for the wanted rows [S or T, hidden_size].
 
         The KV of all T rows goes into the pool. After each layer, `written` is called with the number of layers whose
-        KV is written (on a GPU: will be written, once the kernels launched so far are done).
+        KV is written (on a GPU: will be written, once the kernels launched so far are done). Of a pipeline the last
+        stage alone returns rows.
         """
         last, groups, scales = rows.last, rows.groups, self._scales(kv_pool)
         placed = [self._place(rows.positions, group.slot_mapping) for group in groups]
-        residual = functional.embedding(token_ids, self.embedding)
-        if self.embedding_scale != 1.0:
-            residual = residual * self.embedding_scale
+        residual = self._enter(token_ids)
         x: Tensor | RoundedRows = self.first_norm(residual)
         for number, layer in enumerate(self.layers):
             if self.ring is not None:
                 self.ring.enter(number)
             at = layer.place
             kv = KvLayer(kv_pool, at.layer, None if scales is None else scales[at.kv_group])
-            ending = last if number == len(self.layers) - 1 else None
+            ending = last if self.draws and number == len(self.layers) - 1 else None
             qkv, num_q_heads = layer.qkv, self.num_q_heads
             if ending is not None and layer.key_value is not None and _pays(residual, ending.rows):
                 qkv, num_q_heads = layer.key_value, 0
             q = rope_kv_write(product(qkv, x), kv, placed[at.kv_group][layer.rope], num_q_heads, layer.head_norms)
             if written is not None:
-                written(number + 1)
+                written(self.first_layer + number + 1)
             if ending is not None:
                 if not ending.rows.numel():
                     return plain(x)[:0]
@@ -138,7 +143,27 @@ class Decoder:
             x, residual = layer.next_norm.after(layer.mlp, x, residual)
             if self.ring is not None:
                 self.ring.leave(number)
+        if self.relay is not None and not self.draws:
+            self.relay.send(residual)
+            return residual[:0]
         return plain(x)
+
+    @property
+    def draws(self) -> bool:
+        """True for the decoder that has the head: the last stage, or all layers in one."""
+        return self.relay is None or self.relay.share.is_last
+
+    @property
+    def first_layer(self) -> int:
+        """Number of the first layer among the model's."""
+        return 0 if self.relay is None else self.relay.share.layers.start
+
+    def _enter(self, token_ids: Tensor) -> Tensor:
+        """The residual stream [T, hidden_size] before the first layer."""
+        if self.relay is not None and not self.relay.share.is_first:
+            return self.relay.receive((len(token_ids), self.embedding.shape[1]), self.embedding.dtype)
+        residual = functional.embedding(token_ids, self.embedding)
+        return residual if self.embedding_scale == 1.0 else residual * self.embedding_scale
 
     def sample(self) -> Decoder:
         """This decoder with one layer of each kind and the last layer: it launches the same kernels in little time. Its

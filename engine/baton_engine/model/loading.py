@@ -17,6 +17,7 @@ from urllib.parse import parse_qs
 import torch
 
 from baton_engine.collectives.collective import SINGLE_RANK, Collective, RankShare
+from baton_engine.collectives.stage_relay import StageRelay
 from baton_engine.model.assembly import assemble
 from baton_engine.model.checkpoint_files import ContentHash, find_checkpoint
 from baton_engine.model.decoder import Decoder
@@ -64,9 +65,10 @@ def load_model(
     max_context_tokens: int | None = None,
     offloaded: int = 0,
     collective: Collective = SINGLE_RANK,
+    relay: StageRelay | None = None,
 ) -> LoadedModel:
     """Load a model, or with several ranks this rank's share of it, in a dtype (None: `default_dtype`) onto a device.
-    Raises ModelError.
+    `relay`: the neighbours of a stage of a pipeline, of which the layers are loaded. Raises ModelError.
 
     max_context_tokens bounds the RoPE tables; None means all that the config allows, and more than that is refused.
     offloaded: how many layers' weights stay in the host's memory; the last layer's never do. Loading makes no call of
@@ -87,7 +89,7 @@ def load_model(
     own_dtype = dtype or default_dtype(config, device)
 
     def build(config: DecoderSpec, source: WeightSource) -> Decoder:
-        return assemble(config, source, own_dtype, device, context, offloaded, collective)
+        return assemble(config, source, own_dtype, device, context, offloaded, collective, relay)
 
     with torch.inference_mode():
         if seed is not None:

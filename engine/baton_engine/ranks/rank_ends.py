@@ -11,6 +11,7 @@ from baton_engine.collectives.event_counter import EventCounter
 from baton_engine.collectives.shared_memory_collective import CollectiveParts
 from baton_engine.memory.shared_memory import reserve_memory
 from baton_engine.ranks.byte_ring import RingParts
+from baton_engine.ranks.stage_links import attach_links
 
 _RING_DESCRIPTORS = 3
 
@@ -29,8 +30,10 @@ class RankEnds:
     """Descriptor of the memory of the rank's KV pool, empty until the pool is sized."""
 
     @classmethod
-    def create(cls, rank: int) -> Self:
-        return cls(RingParts.create(), RingParts.create(), EventCounter.create(), reserve_memory(f"baton-kv-{rank}"))
+    def create(cls, rank: int, pool: int | None = None) -> Self:
+        """`pool`: the descriptor of memory that ranks have together; None: the rank has memory of its own."""
+        memory = reserve_memory(f"baton-kv-{rank}") if pool is None else os.dup(pool)
+        return cls(RingParts.create(), RingParts.create(), EventCounter.create(), memory)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -50,16 +53,28 @@ class RankEnds:
         self.beats.close()
 
 
-def count_descriptors(ranks: int) -> tuple[int, int]:
-    """How many descriptors a rank inherits: its own, and those of the sums."""
-    return 2 * _RING_DESCRIPTORS + 2, 1 + ranks * ranks
+@dataclass(frozen=True, slots=True)
+class RankParts:
+    """All that a rank inherits."""
+
+    ends: RankEnds
+    sums: CollectiveParts
+    links: Sequence[RingParts]
+    """The rings between the stages of a pipeline; none between ranks that share each layer."""
 
 
-def attach_all(descriptors: Sequence[int], ranks: int) -> tuple[RankEnds, CollectiveParts]:
+def count_descriptors(ranks: int, *, are_stages: bool) -> tuple[int, int, int]:
+    """How many descriptors a rank inherits: its own, those of the sums, and those of the rings between stages."""
+    return 2 * _RING_DESCRIPTORS + 2, 1 + ranks * ranks, (ranks - 1) * _RING_DESCRIPTORS if are_stages else 0
+
+
+def attach_all(descriptors: Sequence[int], ranks: int, *, are_stages: bool = False) -> RankParts:
     """Map what a rank inherits. Raises ValueError for another number of descriptors."""
-    own, shared = count_descriptors(ranks)
-    if len(descriptors) != own + shared:
-        raise ValueError(f"descriptors: {len(descriptors)} for {ranks} ranks; must be {own + shared}")
+    own, shared, linked = count_descriptors(ranks, are_stages=are_stages)
+    if len(descriptors) != own + shared + linked:
+        raise ValueError(f"descriptors: {len(descriptors)} for {ranks} ranks; must be {own + shared + linked}")
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    return RankEnds.attach(descriptors[:own]), CollectiveParts.attach(descriptors[own:], ranks)
+    sums = CollectiveParts.attach(descriptors[own : own + shared], ranks)
+    links = attach_links(descriptors[own + shared :], _RING_DESCRIPTORS)
+    return RankParts(RankEnds.attach(descriptors[:own]), sums, links)

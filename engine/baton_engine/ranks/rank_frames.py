@@ -26,6 +26,8 @@ class LoadShare(RankFrame, frozen=True, tag=1):
     threads: int
     gpus: tuple[int, ...] = ()
     """The GPU of each rank, as this machine numbers them; empty: ranks compute on CPUs."""
+    layers: int | None = None
+    """Layers of the model, which are shared out as the stages of a pipeline; None: ranks share each layer."""
 
 
 class MakeRunner(RankFrame, frozen=True, tag=2):
@@ -100,10 +102,11 @@ class StepDone(RankFrame, frozen=True, tag=15):
     """Rank to worker: the step is over at this rank."""
 
     step: int
-    drawn: int
-    """Checksum of the drawn tokens: every rank must have drawn the same."""
+    drawn: int | None
+    """Checksum of the drawn tokens: every rank must have drawn the same. None: this rank is a stage that draws
+    nothing."""
     result: StepResult | None = None
-    """The first rank's, whose result counts."""
+    """The result that counts: the first rank's, or the last stage's."""
 
 
 class RankCrashed(RankFrame, frozen=True, tag=16):

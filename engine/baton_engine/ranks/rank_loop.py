@@ -11,22 +11,21 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import Sequence
 from typing import Final, NoReturn, TypeVar
 
 import torch
 
-from baton_engine.collectives.collective import Collective, RankLostError, RankShare
+from baton_engine.collectives.collective import SINGLE_RANK, Collective, RankLostError, RankShare
 from baton_engine.collectives.device_collective import DeviceCollective
 from baton_engine.collectives.shared_device_memory import DeviceMemoryHandle
-from baton_engine.collectives.shared_memory_collective import CollectiveParts, SharedMemoryCollective
+from baton_engine.collectives.shared_memory_collective import SharedMemoryCollective
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.memory.shared_memory import SharedMemory
 from baton_engine.model.loading import DTYPES, LoadedModel, load_model
 from baton_engine.ranks.byte_ring import RingReader, RingWriter
 from baton_engine.ranks.checkpoint_digest import checkpoint_digest
 from baton_engine.ranks.planned_masks import PlannedMasks
-from baton_engine.ranks.rank_ends import RankEnds, attach_all
+from baton_engine.ranks.rank_ends import RankEnds, RankParts
 from baton_engine.ranks.rank_frames import (
     KV_DTYPES,
     LayersWritten,
@@ -45,10 +44,13 @@ from baton_engine.ranks.rank_frames import (
     decode_to_rank,
     encode_frame,
 )
+from baton_engine.ranks.stage_links import RingRelay
+from baton_engine.ranks.stage_plans import without_draws
 from baton_engine.running.runner import ModelRunner
 from baton_engine.scheduling.step_plan import StepResult
 from baton_wire.log_format import chosen_format, configure_logging
 from baton_wire.models.errors import ModelError
+from baton_wire.models.sharding.stages import stage_shares
 
 log = logging.getLogger("baton.rank")
 
@@ -67,16 +69,18 @@ Kind = TypeVar("Kind")
 class Rank:
     """One rank, in the thread that carries out its plans."""
 
-    def __init__(self, share: RankShare, ends: RankEnds, sums: CollectiveParts) -> None:
-        self._share, self._ends = share, ends
-        self._reader, self._writer = RingReader(ends.orders), RingWriter(ends.reports)
+    def __init__(self, share: RankShare, parts: RankParts) -> None:
+        self._share, self._ends, self._links = share, parts.ends, parts.links
+        self._reader, self._writer = RingReader(parts.ends.orders), RingWriter(parts.ends.reports)
         self._is_reporting = threading.Lock()
         """On a GPU a thread of its own reports layers."""
-        self._host = SharedMemoryCollective(share, sums)
+        self._host = SharedMemoryCollective(share, parts.sums)
         self._collective: Collective = self._host
         self._masks = PlannedMasks(self._receive_masks)
         self._held: ToRank | None = None
         """A frame that came during a step and waits for the step's end."""
+        self._draws = True
+        """False in stages that have no head."""
 
     def start(self) -> ModelRunner:
         """Load the share and make the runner, as the worker orders. Raises ModelError and MemoryError."""
@@ -91,8 +95,10 @@ class Rank:
         """Carry out plans until this process is killed."""
         while True:
             match self._receive():
-                case RunStep() as step:
+                case RunStep() as step if self._draws:
                     self._carry_out(runner, step)
+                case RunStep() as step:
+                    self._pass(runner, step)
                 case WatchLayers():
                     runner.watch_layers(lambda step, layers: self.report(LayersWritten(step, layers)))
                 case frame:
@@ -116,6 +122,13 @@ class Rank:
             self._collective.check()
             self._report_result(result)
             in_flight -= 1
+
+    def _pass(self, runner: ModelRunner, step: RunStep) -> None:
+        """Carry out a step of a stage that draws nothing."""
+        runner.launch(without_draws(step.plan))
+        if step.is_masked:
+            self._receive_masks()
+        self.report(StepDone(runner.collect().step, None))
 
     def _launch(self, runner: ModelRunner, step: RunStep) -> None:
         self._masks.begin(is_masked=step.is_masked)
@@ -142,7 +155,12 @@ class Rank:
             device = torch.device("cuda", order.gpus[self._share.rank])
             torch.cuda.set_device(device)
             self._collective = DeviceCollective(self._host, device)
-        return load_model(order.model, dtype, device, order.max_context_tokens, collective=self._collective)
+        if order.layers is None:
+            return load_model(order.model, dtype, device, order.max_context_tokens, collective=self._collective)
+        self._collective = SINGLE_RANK
+        relay = RingRelay(stage_shares(order.layers, self._share.ranks)[self._share.rank], self._links)
+        self._draws = relay.share.is_last
+        return load_model(order.model, dtype, device, order.max_context_tokens, relay=relay)
 
     def _make_runner(self, loaded: LoadedModel, order: MakeRunner) -> ModelRunner:
         kv_dtype = loaded.dtype if order.kv_dtype is None else KV_DTYPES[order.kv_dtype]
@@ -155,7 +173,7 @@ class Rank:
             pool = KvPool(geometry, order.blocks, kv_dtype, loaded.device, with_checksums=False)
             handle = DeviceMemoryHandle.of(pool.tensor).to_bytes()
         runner = ModelRunner(
-            *(loaded, pool, order.max_slots, self._masks),
+            *(loaded, pool, order.max_slots, self._masks if self._draws else None),
             decodes=order.decodes,
             hands_over=order.hands_over,
             ended=self._await_stage,
@@ -171,8 +189,8 @@ class Rank:
 
     def _report_result(self, result: StepResult) -> None:
         drawn = array("q", [number for entry in result.tokens for number in (entry.slot, *entry.ids)])
-        is_first = self._share.rank == 0
-        self.report(StepDone(result.step, zlib.crc32(drawn.tobytes()), result if is_first else None))
+        counts = self._share.rank == (self._share.ranks - 1 if self._links else 0)
+        self.report(StepDone(result.step, zlib.crc32(drawn.tobytes()), result if counts else None))
 
     def _receive(self) -> ToRank:
         if self._held is not None:
@@ -192,12 +210,11 @@ def _expect(frame: ToRank, kind: type[Kind]) -> Kind:
     return frame
 
 
-def run_rank(number: int, ranks: int, parent: int, descriptors: Sequence[int]) -> int:
+def run_rank(number: int, ranks: int, parent: int, parts: RankParts) -> int:
     """Run the rank to its end and return the process's exit status."""
     configure_logging(os.environ.get("BATON_LOG_LEVEL", "INFO"), chosen_format(None, os.environ))
-    ends, sums = attach_all(descriptors, ranks)
-    rank = Rank(RankShare(number, ranks), ends, sums)
-    threading.Thread(target=_beat, args=(ends, parent), name="beat", daemon=True).start()
+    rank = Rank(RankShare(number, ranks), parts)
+    threading.Thread(target=_beat, args=(parts.ends, parent), name="beat", daemon=True).start()
     try:
         try:
             runner = rank.start()

@@ -27,11 +27,14 @@ def main(argv: Sequence[str]) -> int:
     for name in ("--rank", "--ranks", "--parent"):
         flags.add_argument(name, type=int, required=True)
     flags.add_argument("--descriptors", type=lambda text: [int(part) for part in text.split(",")], required=True)
+    flags.add_argument("--stages", action="store_true")
     options = flags.parse_args(argv)
     end_with_parent(options.parent)
-    from baton_engine.ranks.rank_loop import run_rank  # imports take seconds, the tie comes first
+    from baton_engine.ranks.rank_ends import attach_all  # imports take seconds, the tie comes first
+    from baton_engine.ranks.rank_loop import run_rank
 
-    return run_rank(options.rank, options.ranks, options.parent, options.descriptors)
+    parts = attach_all(options.descriptors, options.ranks, are_stages=options.stages)
+    return run_rank(options.rank, options.ranks, options.parent, parts)
 
 
 if __name__ == "__main__":

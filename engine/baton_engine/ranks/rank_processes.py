@@ -44,6 +44,7 @@ from baton_engine.ranks.rank_frames import (
     encode_frame,
 )
 from baton_engine.ranks.rank_reports import MISSED_TICKS, Heartbeats, RankReports
+from baton_engine.ranks.stage_links import create_links
 from baton_engine.running.layer_notices import LayerListener
 from baton_engine.scheduling.step_plan import StepResult
 from baton_wire.models.errors import ModelError
@@ -91,9 +92,12 @@ class _Process:
 class RankProcesses:
     """Implements `Ranks`. One thread uses it; its own thread starts, reads and watches the processes."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        self._ends = [RankEnds.create(rank) for rank in range(ranks)]
+    def __init__(self, ranks: int, *, are_stages: bool = False) -> None:
+        """`are_stages`: ranks are the stages of a pipeline, and have the memory of one KV pool together."""
+        self.ranks, self._are_stages = ranks, are_stages
+        self._ends = [RankEnds.create(0)]
+        self._ends += [RankEnds.create(rank, self._ends[0].pool if are_stages else None) for rank in range(1, ranks)]
+        self._links = create_links(ranks) if are_stages else []
         self._writers = [RingWriter(ends.orders) for ends in self._ends]
         self._sums = CollectiveParts.create(ranks)
         self._are_pools_made = False
@@ -102,7 +106,7 @@ class RankProcesses:
         """Guards everything below."""
         self._answers: dict[int, FromRank] = {}
         """Answers to `load` or `make_runners`, by rank."""
-        self._reports = RankReports(ranks)
+        self._reports = RankReports(ranks, are_stages=are_stages)
         self._listener: LayerListener = lambda step, layers: None
         self.pids: list[int] = []
         """Process ids in the order of the ranks, once they are started."""
@@ -112,9 +116,9 @@ class RankProcesses:
         self._thread = threading.Thread(target=self._supervise, name="ranks", daemon=True)
 
     @classmethod
-    def start(cls, ranks: int) -> Self:
+    def start(cls, ranks: int, *, are_stages: bool = False) -> Self:
         """Start the processes. Raises MemoryError."""
-        processes = cls(ranks)
+        processes = cls(ranks, are_stages=are_stages)
         processes._thread.start()
         return processes
 
@@ -124,9 +128,12 @@ class RankProcesses:
 
     def make_runners(self, order: MakeRunner, pool_bytes: int) -> list[SharedMemory]:
         """Make the memory of each rank's pool, of `pool_bytes`, and let every rank make its runner over it. Returns the
-        memories. Raises MemoryError and RankLostError."""
+        memories: one alone for stages. Raises MemoryError and RankLostError."""
         self._are_pools_made = True
-        memories = [SharedMemory.grow(ends.pool, pool_bytes) for ends in self._ends]
+        owners = self._ends[:1] if self._are_stages else self._ends
+        memories = [SharedMemory.grow(ends.pool, pool_bytes) for ends in owners]
+        for ends in self._ends[len(owners) :]:
+            os.close(ends.pool)
         self._ask(order, RankReady)
         for memory in memories:
             memory.close_descriptor()
@@ -181,6 +188,8 @@ class RankProcesses:
             ends.close()
             if not self._are_pools_made:
                 os.close(ends.pool)
+        for link in self._links:
+            link.close()
         self._sums.close()
         self._stop.close()
 
@@ -221,10 +230,11 @@ class RankProcesses:
             self._end(processes, RankLostError("the ranks were ended"))
 
     def _start(self, rank: int, ends: RankEnds) -> _Process:
-        descriptors = (*ends.descriptors, *self._sums.descriptors)
+        links = [descriptor for link in self._links for descriptor in link.descriptors]
+        descriptors = (*ends.descriptors, *self._sums.descriptors, *links)
         argv = [sys.executable, "-m", "baton_engine.ranks.rank_main"]
         argv += ["--rank", str(rank), "--ranks", str(self.ranks), "--parent", str(os.getpid())]
-        argv += ["--descriptors", ",".join(map(str, descriptors))]
+        argv += ["--descriptors", ",".join(map(str, descriptors)), *(["--stages"] if self._are_stages else [])]
         environment = os.environ | WITHOUT_MULTICAST
         popen = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment)
         return _Process(rank, ends, popen, os.pidfd_open(popen.pid), RingReader(ends.reports))

@@ -19,8 +19,8 @@ machine that stands still for all processes at once loses none."""
 
 @dataclass(slots=True)
 class _Step:
-    drawn: dict[int, int] = field(default_factory=dict)
-    """By rank."""
+    drawn: dict[int, int | None] = field(default_factory=dict)
+    """By rank; None: the rank is a stage that draws nothing."""
     result: StepResult | None = None
     layers: dict[int, int] = field(default_factory=dict)
     """By rank; layers that are written."""
@@ -30,15 +30,23 @@ class _Step:
 class RankReports:
     """Reports of the steps that are under way."""
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: int, *, are_stages: bool = False) -> None:
+        """`are_stages`: each rank has layers of its own, and begins a step when the one before has ended it."""
+        self._ranks, self._are_stages = ranks, are_stages
         self._steps: dict[int, _Step] = {}
 
     def add_layers(self, rank: int, report: LayersWritten) -> int | None:
-        """Take a report of layers. Returns how many layers all ranks have written, if that has grown."""
+        """Take a report of layers. Returns how many layers are written at all ranks that have them, if that has grown.
+
+        Stages compute several steps at once. Nothing is announced of a step before all earlier ones are over.
+        """
         step = self._steps.setdefault(report.step, _Step())
         step.layers[rank] = report.layers
-        written = min(step.layers.values()) if len(step.layers) == self._ranks else 0
+        if self._are_stages:
+            is_next = all(number >= report.step or self.is_done(number) for number in self._steps)
+            written = max(step.layers.values()) if is_next else 0
+        else:
+            written = min(step.layers.values()) if len(step.layers) == self._ranks else 0
         if written <= step.announced:
             return None
         step.announced = written
@@ -52,7 +60,7 @@ class RankReports:
         if report.result is not None:
             step.result = report.result
         for other, drawn in step.drawn.items():
-            if drawn != report.drawn:
+            if None not in (drawn, report.drawn) and drawn != report.drawn:
                 raise RankLostError(f"ranks {other} and {rank} drew different tokens in step {report.step}")
         return self.is_done(report.step)
 
@@ -64,7 +72,7 @@ class RankReports:
         """The result of a step that is over, once."""
         result = self._steps.pop(number).result
         if result is None:
-            raise RankLostError(f"the first rank reported step {number} without a result")
+            raise RankLostError(f"step {number} ended without a result")
         return result
 
 

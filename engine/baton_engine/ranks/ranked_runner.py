@@ -1,4 +1,5 @@
-"""The runner of a worker with several ranks: it sends each plan to all of them and collects the first rank's result.
+"""The runner of a worker with several ranks: it sends each plan to all of them and collects the result of one: the
+first of ranks that share each layer, or the last stage of a pipeline.
 
 A plan is the ranks' only input, so that all of them compute the same. Masks of draws are the one thing that follows a
 plan: they need the tokens of the step before, and come when that step is collected, while the ranks compute.
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.ranks.rank_frames import RankFrame, RunStep, StepMasks, WatchLayers
+from baton_engine.ranks.stage_plans import check_plan
 from baton_engine.running.layer_notices import LayerListener
 from baton_engine.scheduling.step_plan import SlotFailure, StepPlan, StepResult
 
@@ -52,8 +54,8 @@ class _Sent:
 class RankedRunner:
     """Implements `plan.Runner`."""
 
-    def __init__(self, ranks: Ranks, masks: RowMasks | None = None) -> None:
-        self._ranks, self._masks = ranks, masks
+    def __init__(self, ranks: Ranks, masks: RowMasks | None = None, *, are_stages: bool = False) -> None:
+        self._ranks, self._masks, self._are_stages = ranks, masks, are_stages
         self._in_flight: deque[_Sent] = deque()
 
     def watch_layers(self, listener: LayerListener) -> None:
@@ -64,6 +66,8 @@ class RankedRunner:
     def launch(self, plan: StepPlan) -> None:
         if self._in_flight and not self._in_flight[-1].is_whole:
             raise RuntimeError("launch: the draw of the step before waits for a result to be collected")
+        if self._are_stages:
+            check_plan(plan)
         slots = (*plan.decode, *(slot for chunk in plan.prefill for slot in chunk.sample))
         is_masked = False
         if self._masks is not None:

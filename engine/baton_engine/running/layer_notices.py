@@ -25,7 +25,7 @@ class LayerNotices:
     """Reports one runner's steps to one listener."""
 
     def __init__(self, device: torch.device, layers: int, layer_token_bytes: int, listener: LayerListener) -> None:
-        """`layer_token_bytes`: KV of one token in one layer."""
+        """`layers`: the number after which all KV is written. `layer_token_bytes`: KV of one token in one layer."""
         self._layers = layers
         self._layer_token_bytes = layer_token_bytes
         self._listener = listener

@@ -115,7 +115,8 @@ class ModelRunner:
         """Report finished layers to `listener` while prompts are computed. Call it before the first step."""
         geometry = self._pool.geometry
         layer_token_bytes = geometry.token_bytes // geometry.layers
-        self._notices = LayerNotices(self._device, geometry.model_layers, layer_token_bytes, listener)
+        end = self._model.first_layer + len(self._model.layers)
+        self._notices = LayerNotices(self._device, end, layer_token_bytes, listener)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:

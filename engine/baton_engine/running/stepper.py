@@ -4,6 +4,8 @@ If a runner is done at once (CPU), its result is applied before the next plan. W
 step is planned and launched first, so that the device never waits for the host. A sequence that the result then ends (a
 stop id) costs one surplus row, whose token is dropped.
 
+A pipeline of stages has as many steps launched as stages.
+
 The next step is planned ahead, but not early: a request that arrives after a step was planned waits for the one after
 it. So a step is planned when the one before it is nearly over (`spare_s`), if its length can be estimated.
 """
@@ -48,8 +50,10 @@ class Stepper:
         scheduler: Scheduler,
         runner: Runner,
         observe: Callable[[int, StepLoad, float], None] = lambda step, load, seconds: None,
+        stages: int = 1,
     ) -> None:
-        """`observe` is called with each collected step's number, its load, and its duration in seconds."""
+        """`observe` is called with each collected step's number, its load, and its duration in seconds. `stages`: of a
+        pipeline, in which each stage has a step of its own in hand."""
         self.before_launch: Callable[[], None] = lambda: None
         """Called when a step is planned: the scheduler's decisions need not wait for the step's end."""
         self.steps = 0
@@ -65,7 +69,8 @@ class Stepper:
         """Time at which the device began the oldest launched step."""
         self._launch_s = LAUNCH_S
         """Estimate of what planning and launching take at most, usually."""
-        self._max_launched = 2 if scheduler.config.one_step_ahead else 1
+        self._stages = stages
+        self._max_launched = max(2, stages) if scheduler.config.one_step_ahead else 1
 
     @property
     def idle(self) -> bool:
@@ -102,8 +107,9 @@ class Stepper:
             self._collect(clock, is_done=is_done)
 
     def spare_s(self, now: float) -> float:
-        """Seconds from now in which the next step need not be planned yet; 0 where that is not known."""
-        if len(self._launched) != 1 or self._runner.is_done():
+        """Seconds from now in which the next step need not be planned yet; 0 where that is not known, and where a stage
+        waits for it."""
+        if self._stages > 1 or len(self._launched) != 1 or self._runner.is_done():
             return 0.0
         (running,) = self._launched
         expected_s = self._scheduler.expected_s(running.load.decode_rows, running.load.prefill_tokens)

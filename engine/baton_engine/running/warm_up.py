@@ -55,7 +55,8 @@ def warm_up(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens
     if device.type == "cuda" and model.ring is None:
         model = model.sample()
     _run_prompts(model, kv_pool, GPU_PROMPTS if device.type == "cuda" else CPU_PROMPTS, max_context_tokens)
-    _run_draws(model, vocab_size, device, DRAWS)
+    if model.draws:
+        _run_draws(model, vocab_size, device, DRAWS)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from baton_gateway.batches.lines import ANSWER_PREFIX
 
+JOURNAL_FILES: Final = ("output.jsonl", "errors.jsonl")
 _ID_CHARS: Final = 24
 _ID_AT: Final = len(ANSWER_PREFIX)
 
@@ -24,7 +25,7 @@ class AnswerJournal:
         """Digests of the ids of answered lines."""
         self._files: list[_LineFile] = []
         try:
-            for name in ("output.jsonl", "errors.jsonl"):
+            for name in JOURNAL_FILES:
                 self._files.append(_LineFile(folder / name, self.done))
         except OSError:
             self.close()

@@ -15,14 +15,17 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from baton_gateway.batches.batch_record import BatchStatus
 from baton_gateway.batches.batch_run import AnswerLine, CountLines, OwnedBatch, RunParts, pause_of
 from baton_gateway.batches.batch_store import ActiveBatch, BatchStore
+from baton_gateway.batches.disk_threads import DiskThreads
 from baton_gateway.batches.file_store import FileBounds, FileStore
 from baton_gateway.batches.folder import check_batch_folder
+from baton_gateway.batches.line_slots import LineSlots
 from baton_gateway.errors import ends_task
 from baton_wire.listening.complaints import Complaints
 
@@ -78,6 +81,7 @@ class BatchDesk:
         self._not_before: dict[ActiveBatch, float] = {}
         """When a run that failed may begin again, by the loop's clock."""
         self._complaints = Complaints(_log)
+        self._threads = DiskThreads(MAX_RUNS, MAX_RUNS)
         self._looking: asyncio.Task[None] | None = None
         self._swept_s = 0.0
         self.wake = asyncio.Event()
@@ -86,7 +90,7 @@ class BatchDesk:
     def start(self, answering: AnswerLine) -> None:
         """Begin to work. `answering` answers lines."""
         count: CountLines = self._metrics.batch_lines
-        slots = asyncio.Semaphore(self._concurrency)
+        slots = LineSlots(self._concurrency)
         parts = RunParts(self.files, answering, slots, self._concurrency, count, self._most_lines)
         self._looking = asyncio.create_task(self._look_on(parts), name="batches")
 
@@ -117,18 +121,18 @@ class BatchDesk:
     async def _look(self, parts: RunParts) -> None:
         """Take the batches that have no owner. Raises OSError."""
         now = asyncio.get_running_loop().time()
-        await asyncio.to_thread(self._make_ready)
-        active = await asyncio.to_thread(self.store.active)
+        await self._threads.run("", self._make_ready)
+        active = await self._threads.run("", self.store.active)
         self._not_before = {batch: at_s for batch, at_s in self._not_before.items() if at_s > now}
         free = [batch for batch in active if batch not in self._tasks and batch not in self._not_before]
         for batch in select(free, list(self._tasks)):
-            owner = await asyncio.to_thread(self._claim, batch)
+            owner = await self._threads.run("", self._claim, batch)
             if owner is not None:
                 task = self._tasks[batch] = asyncio.create_task(self._work(batch, owner, parts), name=batch.id)
                 task.add_done_callback(lambda _, batch=batch: self._tasks.pop(batch, None))  # type: ignore[misc]
         if now - self._swept_s >= SWEEP_S:
             self._swept_s = now
-            await asyncio.to_thread(self.store.sweep, time.time())
+            await self._threads.run("", self.store.sweep, time.time())
 
     def _make_ready(self) -> None:
         """Make the folder, once. Blocks. Raises OSError."""
@@ -148,21 +152,21 @@ class BatchDesk:
         folder = self.store.folder(batch)
         run = None
         try:
-            record = await asyncio.to_thread(folder.read)
+            record = await self._threads.run("", folder.read)
             if record is None:
-                await asyncio.to_thread(self.store.forget_orphan, batch, time.time())
+                await self._threads.run("", self.store.forget_orphan, batch, time.time())
                 return
             if not record.status.has_ended:
                 run = self._runs[batch] = OwnedBatch(folder, record, parts)
-                await asyncio.to_thread(run.note, None)
+                await self._threads.run("", run.note, None)
                 await run.run()
                 self._metrics.batch_ended(run.record.status)
                 _log.info("%s is %s", batch.id, run.record.status)
-            await asyncio.to_thread(self.store.forget, batch)
+            await self._threads.run("", self.store.forget, batch)
         except OSError as error:
             self._pause(batch)
             self._complaints.say("a batch pauses", batch.id, error)
-            await asyncio.to_thread(folder.note, pause_of(error))
+            await self._threads.run("", folder.note, pause_of(error))
         except BaseException as error:
             if ends_task(error):
                 raise
@@ -170,7 +174,7 @@ class BatchDesk:
             self._complaints.say("a batch failed and is tried again", batch.id, error)
         finally:
             self._runs.pop(batch, None)
-            await asyncio.shield(asyncio.to_thread(_let_go, run, owner))
+            await self._threads.free(partial(_let_go, run, owner))
 
     def _pause(self, batch: ActiveBatch) -> None:
         self._not_before[batch] = asyncio.get_running_loop().time() + AGAIN_S

@@ -21,9 +21,10 @@ from baton_gateway.batches import batch_record
 from baton_gateway.batches.answer_journal import AnswerJournal
 from baton_gateway.batches.batch_record import BatchProblem, BatchRecord, BatchStatus
 from baton_gateway.batches.batch_store import BatchFolder
-from baton_gateway.batches.file_store import FileStore, StoredFile, is_published, publish
+from baton_gateway.batches.file_store import FileStore, StoredFile, is_published, publish, used_bytes
 from baton_gateway.batches.folder import TenantFolder
 from baton_gateway.batches.input_check import check_input
+from baton_gateway.batches.line_slots import LineSlots
 from baton_gateway.batches.lines import BatchLine, answer_line, read_checked_lines, unanswered_line
 
 T = TypeVar("T")
@@ -33,6 +34,8 @@ CHUNK_BYTES: Final = 1 << 20
 """The most that is read ahead, but for the last line of it."""
 WATCH_S: Final = 1.0
 """How often a run looks whether it is to be cancelled, and notes how far it is."""
+SIZE_S: Final = 5.0
+"""How often a run looks whether its tenant may store more."""
 PAUSE_S: Final = 5.0
 """The wait before a failed write is tried again."""
 LONGEST_WAIT_S: Final = 30.0
@@ -75,7 +78,7 @@ class RunParts:
 
     files: FileStore
     answering: AnswerLine
-    slots: asyncio.Semaphore
+    slots: LineSlots
     """Lines of all batches at the workers, or waiting for room there."""
     lines_in_hand: int
     """The most lines of one batch in memory, with those that wait to be tried again."""
@@ -96,6 +99,10 @@ class OwnedBatch:
         self._input = self._folder.files / f"{record.input_file_id}.data"
         self._thread = ThreadPoolExecutor(1, "batch")
         self._journal: AnswerJournal | None = None
+        self._has_room = asyncio.Event()
+        """Set while the tenant may store more answers."""
+        self._has_room.set()
+        self._sized_s = float("-inf")
 
     async def run(self) -> None:
         """Work until the batch has ended. Raises OSError; another run continues then."""
@@ -176,6 +183,22 @@ class OwnedBatch:
             with contextlib.suppress(OSError):  # what could not be noted now is in the journal
                 if (status := await self._disk(self._look, journal)) is not None:
                     return status
+                await self._look_for_room()
+
+    async def _look_for_room(self) -> None:
+        """Begin no further line while the tenant stores as much as it may: answers in hand are still written."""
+        now = asyncio.get_running_loop().time()
+        if now - self._sized_s < SIZE_S:
+            return
+        self._sized_s = now
+        used, most = await self._disk(used_bytes, self._folder), self._parts.files.bounds.all_bytes
+        if used < most and not self._has_room.is_set():
+            self._has_room.set()
+            await self._disk(self.note, None)
+        elif used >= most and self._has_room.is_set():
+            self._has_room.clear()
+            message = f"The batch pauses: your files have {used} bytes, and may have {most}. Delete some."
+            await self._disk(self.note, BatchProblem("file_quota_exceeded", message))
 
     def _look(self, journal: AnswerJournal) -> BatchStatus | None:
         status = self._stop_reason()
@@ -200,7 +223,8 @@ class OwnedBatch:
     async def _answer(self, line: BatchLine, journal: AnswerJournal) -> None:
         wait_s, failures = 1.0, 0
         while True:
-            async with self._parts.slots:
+            await self._has_room.wait()
+            async with self._parts.slots.slot(self.record.tenant):
                 answer = await self._parts.answering.answer(self.record.tenant, line)
             failures += answer.status >= 500 and not answer.is_transient
             if not answer.is_transient and (answer.status < 500 or failures >= MAX_FAILURES):

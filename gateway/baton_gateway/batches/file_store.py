@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from baton_gateway.batches.answer_journal import JOURNAL_FILES
 from baton_gateway.batches.folder import FILE_ID, TenantFolder, hold_lock, new_file_id, try_lock, write_whole
 from baton_gateway.batches.refusals import file_not_found, quota_exceeded
 from baton_gateway.errors import RefusedError
@@ -55,7 +58,10 @@ class FileBounds:
 
 
 class Upload:
-    """Bytes that arrive, until they are a file or are thrown away. Used by one thread at a time."""
+    """Bytes that arrive, until they are a file or are thrown away.
+
+    A client may leave while a thread writes. So threads take turns: a descriptor that is closed may be another file's.
+    """
 
     def __init__(self, folder: TenantFolder, most_bytes: int) -> None:
         """Raises OSError."""
@@ -63,37 +69,53 @@ class Upload:
         self.size = 0
         self.most_bytes = most_bytes
         self._folder = folder
+        self._turn = threading.Lock()
+        self._is_closed = False
         self._path: Path | None = folder.uploads / self.id
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         hold_lock(self._descriptor)  # else a step of the clock would make it look as if its process were gone
 
     def write(self, content: bytes) -> None:
         """Append bytes. Raises OSError."""
-        left = memoryview(content)
-        while left:
-            left = left[os.write(self._descriptor, left) :]
-        self.size += len(content)
+        with self._opened():
+            left = memoryview(content)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            self.size += len(content)
 
     def finish(self, name: str, purpose: str, kept_s: int, bounds: FileBounds) -> StoredFile:
         """Make it a file. Raises RefusedError above the tenant's bounds, OSError."""
-        assert self._path is not None
-        os.fsync(self._descriptor)
-        now = int(time.time())
-        file = StoredFile(self.id, name, self.size, purpose, now, now + kept_s)
-        with self._folder.lock():
-            _check_bounds(self._folder, bounds, self.size)
-            self._path.rename(self._folder.files / f"{self.id}.data")
-            self._path = self._folder.files / f"{self.id}.data"
-            write_whole(self._folder.files / f"{self.id}.json", msgspec.json.encode(file))
-        self._path = None
-        return file
+        with self._opened():
+            assert self._path is not None
+            os.fsync(self._descriptor)
+            now = int(time.time())
+            file = StoredFile(self.id, name, self.size, purpose, now, now + kept_s)
+            with self._folder.lock():
+                _check_bounds(self._folder, bounds, self.size)
+                self._path.rename(self._folder.files / f"{self.id}.data")
+                self._path = self._folder.files / f"{self.id}.data"
+                write_whole(self._folder.files / f"{self.id}.json", msgspec.json.encode(file))
+            self._path = None
+            return file
 
     def close(self) -> None:
-        """Throw the bytes away unless they are a file."""
-        os.close(self._descriptor)
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
+        """Throw the bytes away unless they are a file. May be repeated."""
+        with self._turn:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            os.close(self._descriptor)
+            if self._path is not None:
+                with contextlib.suppress(OSError):
+                    self._path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Keep other threads from the descriptor. Raises OSError once it is closed."""
+        with self._turn:
+            if self._is_closed:
+                raise OSError(errno.EBADF, "the upload is closed")
+            yield
 
 
 class FileStore:
@@ -161,6 +183,24 @@ class FileStore:
                 if lock is not None:
                     _unlink_stale(entry, now_s)
                     os.close(lock)
+
+
+def used_bytes(folder: TenantFolder) -> int:
+    """Return the bytes of a tenant's files and of its batches' answers so far. Raises OSError."""
+    used = 0
+    for entry in _entries(folder.files):
+        if entry.name.endswith(".data"):
+            used += _size_of(entry.path)
+    for batch in _entries(folder.batches):
+        used += sum(_size_of(f"{batch.path}/{name}") for name in JOURNAL_FILES)
+    return used
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
 
 
 def publish(folder: TenantFolder, source: Path, file: StoredFile) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple
 from urllib.parse import parse_qsl
 
@@ -16,14 +17,16 @@ from aiohttp import web
 from baton_gateway.batches.batch_desk import BatchDesk
 from baton_gateway.batches.batch_record import KEPT_S, WINDOW, batch_object
 from baton_gateway.batches.batch_store import BatchPlan, page_of
+from baton_gateway.batches.disk_threads import DiskThreads
+from baton_gateway.batches.file_store import Upload
 from baton_gateway.batches.lines import URLS
 from baton_gateway.batches.refusals import storage_full, too_many_uploads
-from baton_gateway.errors import RefusedError, invalid, shutting_down
+from baton_gateway.errors import RefusedError, invalid, out_of_memory, shutting_down
 from baton_gateway.http_api.access_log import EXCHANGE
 from baton_gateway.http_api.endpoints import HttpEndpoint
 from baton_gateway.http_api.lookups import JSON, SERVER
 from baton_gateway.http_api.request_body import RequestBody
-from baton_gateway.http_api.upload_body import LEAST_KEPT_S, MOST_KEPT_S, read_upload
+from baton_gateway.http_api.upload_body import LEAST_KEPT_S, MOST_KEPT_S, WriteBytes, read_upload
 from baton_gateway.openai_api.openai_fields import Fields, UnknownFields, wrong_type
 from baton_gateway.openai_api.streaming_writer import STALL_S
 from baton_gateway.requests.tenant import Tenant
@@ -37,6 +40,8 @@ MAX_UPLOADS: Final = 4
 """Uploads of one tenant at the same time, per process."""
 MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 PIECE_BYTES: Final = 256 << 10
+DOWNLOAD_BYTES: Final = 2 * PIECE_BYTES
+"""Memory of a download whose client reads slowly: one piece, and what its connection holds."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -54,6 +59,7 @@ class BatchApi:
         self._desk, self._table, self._open_body = desk, table, open_body
         self._unknown_fields, self._is_draining = unknown_fields, is_draining
         self._uploads: Counter[str] = Counter()
+        self._threads = DiskThreads()
 
     def endpoints(self) -> dict[str, HttpEndpoint]:
         """The paths with their endpoints; `{id}` stands for one segment."""
@@ -87,39 +93,59 @@ class BatchApi:
         files = self._desk.files
         try:
             with self._open_body(request, tenant) as body:
-                upload = await self._disk(files.open_upload, tenant.name)
+                upload = await self._disk(tenant, files.open_upload, tenant.name, undo=Upload.close)
                 try:
                     with _disk_errors():
-                        form = await read_upload(request, upload, body.charged.take)
+                        form = await read_upload(request, upload, self._writer(tenant, upload), body.charged.take)
                     purpose, kept_s, name = form.purpose(), form.kept_s(), form.end()
-                    file = await self._disk(upload.finish, name, purpose, kept_s, files.bounds)
+                    file = await self._disk(tenant, upload.finish, name, purpose, kept_s, files.bounds)
                 finally:
-                    await asyncio.shield(asyncio.to_thread(upload.close))
+                    await self._threads.free(upload.close)
         finally:
             self._uploads[tenant.name] -= 1
             self._uploads += Counter()
         return _json(file.shown())
+
+    def _writer(self, tenant: Tenant, upload: Upload) -> WriteBytes:
+        async def write(content: bytes) -> None:
+            await self._threads.run(tenant.name, upload.write, content)
+
+        return write
 
     async def _list_files(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         query = Query(request)
         purpose = query.text("purpose")
         after, limit, order = query.text("after"), query.limit(10_000, 10_000), query.order()
         query.end()
-        files = await self._disk(self._desk.files.list_all, tenant.name)
-        shown = [file.shown() for file in files if purpose in (None, file.purpose)]
-        return _json(page_of(shown if order == "desc" else shown[::-1], after, limit))
+
+        def page() -> dict[str, Any]:
+            files = self._desk.files.list_all(tenant.name)
+            shown = [file.shown() for file in files if purpose in (None, file.purpose)]
+            return page_of(shown if order == "desc" else shown[::-1], after, limit)
+
+        return _json(await self._disk(tenant, page))
 
     async def _file(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        file = await self._disk(self._desk.files.find, tenant.name, _id(request))
+        file = await self._disk(tenant, self._desk.files.find, tenant.name, _id(request))
         return _json(file.shown())
 
     async def _delete(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         file_id = _id(request)
-        await self._disk(self._desk.store.delete_file, tenant.name, file_id)
+        await self._disk(tenant, self._desk.store.delete_file, tenant.name, file_id)
         return _json({"id": file_id, "object": "file", "deleted": True})
 
     async def _content(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        descriptor = await self._disk(self._desk.files.open_content, tenant.name, _id(request))
+        with self._open_body(request, tenant) as body:
+            if not body.charged.take(DOWNLOAD_BYTES):
+                raise RefusedError(out_of_memory())
+            open_content = self._desk.files.open_content
+            descriptor = await self._disk(tenant, open_content, tenant.name, _id(request), undo=os.close)
+            try:
+                return await self._send_content(request, tenant, descriptor)
+            finally:
+                await self._threads.free(partial(os.close, descriptor))
+
+    async def _send_content(self, request: web.BaseRequest, tenant: Tenant, descriptor: int) -> web.StreamResponse:
         try:
             size = os.fstat(descriptor).st_size
             headers = {"Content-Type": "application/jsonl", "Content-Length": str(size), **SERVER}
@@ -127,7 +153,7 @@ class BatchApi:
             await response.prepare(request)
             sent = 0
             while sent < size:
-                piece = await self._disk(os.pread, descriptor, min(PIECE_BYTES, size - sent), sent)
+                piece = await self._disk(tenant, os.pread, descriptor, min(PIECE_BYTES, size - sent), sent)
                 if not piece:
                     raise ConnectionResetError("the file is shorter than it was")
                 sent += len(piece)
@@ -140,8 +166,6 @@ class BatchApi:
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionResetError("the client does not read") from error
-        finally:
-            os.close(descriptor)
 
     # Batches ----------------------------------------------------------------------------------------------------------
 
@@ -152,30 +176,37 @@ class BatchApi:
             raw = await body.read_object(self._table.body_limits)
             plan, ignored = parse_batch(raw, self._unknown_fields())
             request[EXCHANGE].name_ignored(ignored)
-            record = await self._disk(self._desk.store.create, tenant.name, plan)
+            record = await self._disk(tenant, self._desk.store.create, tenant.name, plan)
         self._desk.wake.set()
-        record, wish = await self._disk(self._desk.store.find, tenant.name, record.id)
+        record, wish = await self._disk(tenant, self._desk.store.find, tenant.name, record.id)
         return _json(batch_object(record, wish))
 
     async def _list_batches(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         query = Query(request)
         after, limit = query.text("after"), query.limit(20, 100)
         query.end()
-        batches = await self._disk(self._desk.store.list_all, tenant.name)
-        return _json(page_of([batch_object(record, wish) for record, wish in batches], after, limit))
+
+        def page() -> dict[str, Any]:
+            batches = self._desk.store.list_all(tenant.name)
+            return page_of([batch_object(record, wish) for record, wish in batches], after, limit)
+
+        return _json(await self._disk(tenant, page))
 
     async def _batch(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        record, wish = await self._disk(self._desk.store.find, tenant.name, _id(request))
+        record, wish = await self._disk(tenant, self._desk.store.find, tenant.name, _id(request))
         return _json(batch_object(record, wish))
 
     async def _cancel(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        record, wish = await self._disk(self._desk.store.cancel, tenant.name, _id(request))
+        record, wish = await self._disk(tenant, self._desk.store.cancel, tenant.name, _id(request))
         return _json(batch_object(record, wish))
 
-    async def _disk(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Do work that waits for the disk in a thread. Raises RefusedError where the disk fails."""
+    async def _disk(
+        self, tenant: Tenant, work: Callable[[*Ts], T], *arguments: *Ts, undo: Callable[[T], object] | None = None
+    ) -> T:
+        """Do work that waits for the disk in a thread. `undo`: as `DiskThreads.run` has it. Raises RefusedError where
+        the disk fails."""
         with _disk_errors():
-            return await asyncio.to_thread(work, *arguments)
+            return await self._threads.run(tenant.name, work, *arguments, undo=undo)
 
 
 @contextlib.contextmanager

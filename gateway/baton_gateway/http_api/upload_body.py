@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +30,8 @@ PURPOSES: Final = ("batch",)
 LEAST_KEPT_S, MOST_KEPT_S = 3_600, KEPT_S
 FORM_BYTES: Final = 64 << 10
 """The most that the form takes around its file."""
+WriteBytes = Callable[[bytes], Awaitable[None]]
+"""Writes bytes of the file to the disk."""
 _SECONDS = re.compile(r"[0-9]{1,9}")
 
 
@@ -93,9 +95,11 @@ class LineLengths:
             raise RefusedError(line_too_long(self._line, self._most_bytes))
 
 
-async def read_upload(request: web.BaseRequest, upload: Upload, allow: Callable[[int], bool]) -> UploadForm:
-    """Read the form, and its file into the upload. `allow`: whether bytes may be held in memory. Raises RefusedError,
-    OSError from the disk."""
+async def read_upload(
+    request: web.BaseRequest, upload: Upload, write: WriteBytes, allow: Callable[[int], bool]
+) -> UploadForm:
+    """Read the form, and write its file to the upload. `allow`: whether bytes may be held in memory. Raises
+    RefusedError, OSError from the disk."""
     if request.content_type != "multipart/form-data":
         raise invalid(None, "The body must be multipart/form-data.", "unsupported_media_type", status=415)
     if (request.content_length or 0) > upload.most_bytes + FORM_BYTES:
@@ -108,7 +112,7 @@ async def read_upload(request: web.BaseRequest, upload: Upload, allow: Callable[
     form = UploadForm()
     try:
         async with asyncio.timeout(UPLOAD_S):
-            await _read_parts(request, upload, form)
+            await _read_parts(request, upload, write, form)
     except TimeoutError as error:
         raise invalid(None, "The body came too slowly.", "request_timeout", status=408) from error
     except (ValueError, AssertionError, LookupError) as error:  # aiohttp's, about the form
@@ -116,7 +120,7 @@ async def read_upload(request: web.BaseRequest, upload: Upload, allow: Callable[
     return form
 
 
-async def _read_parts(request: web.BaseRequest, upload: Upload, form: UploadForm) -> None:
+async def _read_parts(request: web.BaseRequest, upload: Upload, write: WriteBytes, form: UploadForm) -> None:
     reader = await request.multipart()
     for _ in range(MAX_PARTS):
         async with asyncio.timeout(BODY_IDLE_S):
@@ -132,7 +136,7 @@ async def _read_parts(request: web.BaseRequest, upload: Upload, form: UploadForm
             if form.name is not None:
                 raise invalid("file", "'file' is given twice.")
             form.name = _file_name(part.filename)
-            await _read_file(part, upload)
+            await _read_file(part, upload, write)
         else:
             if name in form.texts:
                 raise invalid(name, f"'{name}' is given twice.")
@@ -158,7 +162,7 @@ async def _read_text(part: BodyPartReader, name: str) -> str:
         raise invalid(name, f"'{name}' is no UTF-8.") from error
 
 
-async def _read_file(part: BodyPartReader, upload: Upload) -> None:
+async def _read_file(part: BodyPartReader, upload: Upload, write: WriteBytes) -> None:
     lengths, pending, size = LineLengths(), bytearray(), 0
     while chunk := await _next(part):
         size += len(chunk)
@@ -167,9 +171,9 @@ async def _read_file(part: BodyPartReader, upload: Upload) -> None:
         lengths.add(chunk)
         pending += chunk
         if len(pending) >= WRITE_BYTES:
-            await asyncio.to_thread(upload.write, bytes(pending))
+            await write(bytes(pending))
             pending.clear()
-    await asyncio.to_thread(upload.write, bytes(pending))
+    await write(bytes(pending))
 
 
 async def _next(part: BodyPartReader) -> bytes:

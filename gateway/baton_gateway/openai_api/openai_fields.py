@@ -56,7 +56,9 @@ class Fields:
     def require(self, field: str) -> Any:
         value = self.take(field)
         if value is None:
-            raise invalid(self.name(field), f"'{self.name(field)}' is required.", "missing_required_parameter")
+            meant = closest(field, filter(PLAIN_NAME.fullmatch, self._left))
+            hint = "" if meant is None else f" Is '{self.name(meant)}' meant?"
+            raise invalid(self.name(field), f"'{self.name(field)}' is required.{hint}", "missing_required_parameter")
         return value
 
     def text(self, field: str, max_chars: int, value: Any = None) -> str | None:

@@ -37,7 +37,7 @@ PLACES: dict[str, str] = {
     Part.COMPILING: "gateway",
     Part.PREPARING: "gateway",
     Part.PARKED: "workers",
-    Part.HELD: "workers",
+    Part.HELD: "prefill",
     Part.ROUTING: "gateway",
     Part.LINKS: "links",
     Part.PREFILL_QUEUE: "prefill",

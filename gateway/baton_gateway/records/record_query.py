@@ -34,6 +34,11 @@ class RecordQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         is_tenant = self.tenant is None or kept.tenant == self.tenant
         return is_tenant and (self.id is None or self._is_named(kept, self.id)) and (kept.missed or not self.missed)
 
+    def texts(self) -> list[str]:
+        """Return texts that every wanted record has."""
+        named = [] if self.id is None else [answer_digits(self.id) or self.id]
+        return named if self.tenant is None else [*named, self.tenant]
+
     def _is_named(self, kept: KeptRecord, id_: str) -> bool:
         """Return whether an id is the record's: its request's, or the one that its answer has."""
         return kept.id == id_ or (kept.answer != "" and answer_digits(id_) == kept.answer)
@@ -95,8 +100,8 @@ def parse_query(text: str) -> RecordQuery:
 def answer_query(ring: RecordRing, query: RecordQuery) -> RecordsPage:
     """Answer a query from the records of this process."""
     addresses = ring.addresses()
-    kept_records = ring.latest()
-    if query.id is not None or query.missed:
+    kept_records = ring.latest(*query.texts())
+    if query.id is not None or (query.missed and query.slowest is not None):  # the latest would be a flood of refusals
         kept_records = chain(kept_records, ring.refused())
     wanted: Iterator[KeptRecord] = (kept for kept in kept_records if query.fits(kept))
     if query.slowest is not None:

@@ -42,6 +42,10 @@ class KeptRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return build_record(_decoder.decode(self.trail))
 
 
+def _having(part: bytes, kept: Iterator[bytes]) -> Iterator[bytes]:
+    return (content for content in kept if part in content)
+
+
 _kept_decoder = msgspec.msgpack.Decoder(KeptRecord)
 
 
@@ -75,9 +79,13 @@ class RecordRing:
         """Return whether any records are kept."""
         return self._max_records > 0
 
-    def latest(self) -> Iterator[KeptRecord]:
-        """Yield the records, the latest first."""
-        return map(_kept_decoder.decode, reversed(self._kept))
+    def latest(self, *texts: str) -> Iterator[KeptRecord]:
+        """Yield the records that may have these texts as id, answer or tenant, the latest first. To search the bytes
+        takes a fraction of the time of decoding them."""
+        kept: Iterator[bytes] = reversed(self._kept)
+        for text in texts:
+            kept = _having(text.encode(errors="replace"), kept)
+        return map(_kept_decoder.decode, kept)
 
     def refused(self) -> Iterator[KeptRecord]:
         """Yield the records of requests that were refused before they began, the latest first."""

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from baton_gateway.errors import Problem
 from baton_gateway.requests.live_request import LiveRequest
-from baton_gateway.requests.model_load import LIGHT_SHARE, ModelLoad
+from baton_gateway.requests.model_load import LIGHT_SHARE, Capacity, ModelLoad
 from baton_gateway.requests.own_rounds import OwnRounds
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute
@@ -32,6 +32,7 @@ from baton_gateway.workers.pool_load import (
     least_prompts_s,
     num_slots,
     own_prefill,
+    own_slots,
 )
 from baton_gateway.workers.route import Route
 from baton_gateway.workers.worker_view import WorkerView
@@ -50,7 +51,7 @@ LEAST_LOOK_S = 0.003
 
 TENANT_GREED = 16.0
 """How many times the slots that it leaves free a tenant may take: alone 16/17 of them, two tenants 16/33 each (see
-`fair_share`). Light tenants may take any free slot."""
+`fair_share`), with other weights more or less. Light tenants may take any free slot."""
 ENCODED_ROUNDS = 2
 """Prompts to encode that may be at a prefill worker at once, for each of its slots: each takes its slot for a step."""
 LONG_SHARE = 0.5
@@ -151,7 +152,11 @@ class HeldRuns:
         load, now = self._router.load_of(live), asyncio.get_running_loop().time()
         if not load.sequences(live.tenant.name):
             return True
-        return load.is_light(live.tenant.name, own_prefill(self._table.views(), fingerprint), now)
+        return load.is_light(live.tenant.name, self._capacity(fingerprint), now)
+
+    def _capacity(self, fingerprint: PairFingerprint) -> Capacity:
+        views = self._table.views()
+        return Capacity(own_prefill(views, fingerprint), own_slots(views, fingerprint))
 
     def _is_within_share(self, live: LiveRequest, action: PickRoute) -> bool:
         """A request's first run always is, and with it every request of one run."""
@@ -197,7 +202,8 @@ class HeldRuns:
             own, light = load.sequences(tenant.name), LIGHT_SHARE * num_slots(views, fingerprint)
             if not own and load.most_sequences() > light:
                 return False
-            if own > light and not may_take(own, action.choices, free_sequences(views, fingerprint), TENANT_GREED):
+            free, greed = free_sequences(views, fingerprint), TENANT_GREED * load.relative_weight(tenant.name)
+            if own > light and not may_take(own, action.choices, free, greed):
                 return True
         return is_full(views, fingerprint, self._router.load_of(live).output_tokens)
 
@@ -274,7 +280,7 @@ class HeldRuns:
         """Release runs while workers have room and it is this gateway's turn. A run for which admission has no room
         any more waits with the pieces: when it came, no run of its request was at work."""
         while queue:
-            first = queue.first(now, workers, self._leads(fingerprint, workers, now))
+            first = queue.first(now, workers, self._leads(fingerprint, now))
             self._urgent[fingerprint] = queue.urgency()
             if self._rounds.wait_s(fingerprint) != 0.0 or not self._is_open(*first, fingerprint):
                 return
@@ -287,17 +293,17 @@ class HeldRuns:
             is_prefilled = route is not None and not route.is_decode_local
             self._rounds.record_sent(fingerprint, own_s if is_prefilled else 0.0)
 
-    def _leads(self, fingerprint: PairFingerprint, workers: float, now: float) -> Callable[[str], float]:
+    def _leads(self, fingerprint: PairFingerprint, now: float) -> Callable[[str], float]:
         """A function from a tenant to how far it is ahead of its fair share. Infinite: it has its share of the slots
         and waits for its own sequences to end, which holds up no other tenant."""
-        load, views = self._loads[fingerprint], self._table.views()
+        load, views, capacity = self._loads[fingerprint], self._table.views(), self._capacity(fingerprint)
         free, light = free_sequences(views, fingerprint), LIGHT_SHARE * num_slots(views, fingerprint)
 
         def lead(tenant: str) -> float:
             own = load.sequences(tenant)
-            if own > light and not may_take(own, 1, free, TENANT_GREED):
+            if own > light and not may_take(own, 1, free, TENANT_GREED * load.relative_weight(tenant)):
                 return math.inf
-            return load.lead(tenant, workers, now)
+            return load.lead(tenant, capacity, now)
 
         return lead
 

@@ -3,7 +3,9 @@
 A tenant is known while it has a request here. So the number of tenants is bounded by that of requests.
 
 A tenant that takes less than an eighth of the capacity is *light* and goes before others. Several light tenants go by
-their targets alone, as one tenant's requests do.
+their targets alone, as one tenant's requests do. The others go by their dominant share for their weight: that of the
+prefill workers' time or that of the decode workers' slots, whichever is larger (Ghodsi et al., dominant resource
+fairness, 2011).
 """
 
 from __future__ import annotations
@@ -24,10 +26,20 @@ ABOUT_S = 60.0
 """How long after its latest request a tenant may ask again at any moment."""
 LIGHT_SHARE = 0.125
 """A share of the capacity: a tenant that takes less goes before others, whatever the weights."""
-LEAST_LEAD_S = 1e-6
+LEAST_LEAD = 1e-6
 """The lead of a tenant that brings much while nothing of it was sent."""
 RECENT_S = 10.0
-"""Prefill time sent this long ago counts 1/e of what is sent now."""
+"""Prefill time sent this long ago counts 1/e of what is sent now, and so do slots that were taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """This process's part of a model's workers."""
+
+    workers: float
+    """Prefill workers."""
+    slots: float
+    """Sequences that decode workers run at once; 0: there are no decode workers."""
 
 
 class _Place(enum.Enum):
@@ -57,6 +69,8 @@ class ModelLoad:
         self._mean_output: float | None = None
         self._sent: dict[str, tuple[float, float]] = {}
         """By tenant: recent seconds of prefill workers, decayed, and the time of their latest update."""
+        self._slot_s: dict[str, tuple[float, float]] = {}
+        """By tenant: recent seconds of decode workers' slots, decayed, and the time of their latest update."""
         self._token_s = 0.0
         """Seconds per prompt token of the latest route to a prefill worker."""
         self._latest: tuple[str, float] = ("", -math.inf)
@@ -138,16 +152,20 @@ class ModelLoad:
             entry.place = _Place.ANSWERED
             entry.owner.sent_tokens -= entry.work.prompt_tokens
 
-    def set_running(self, ticket: int, sequences: int) -> None:
+    def set_running(self, ticket: int, sequences: int, now: float) -> None:
         """Set how many of its sequences are at the workers."""
         entry = self._entries.get(ticket)
-        if entry is not None:
+        if entry is not None and entry.sequences != sequences:
+            name = entry.owner.tenant.name
+            self._slot_s[name] = self._recent_slot_s(name, now), now
+            if len(self._slot_s) > 2 * len(self._tenants) + 1:
+                self._slot_s = self._without_gone(self._slot_s, now)
             entry.owner.sequences += sequences - entry.sequences
             entry.sequences = sequences
 
     def remove(self, ticket: int, now: float = 0.0) -> None:
         """Remove a request that ended. No effect if it is not here."""
-        self.set_running(ticket, 0)
+        self.set_running(ticket, 0, now)
         entry = self._entries.pop(ticket, None)
         if entry is None:
             return
@@ -184,33 +202,54 @@ class ModelLoad:
             self._token_s = own_s / tokens
         self._sent[tenant.name] = self._recent_s(tenant.name, now) + own_s, now
         if len(self._sent) > 2 * len(self._tenants) + 1:
-            known = self._tenants.keys()
-            self._sent = {
-                name: (seconds, at_s)
-                for name, (seconds, at_s) in self._sent.items()
-                if name in known or now - at_s < RECENT_S
-            }
+            self._sent = self._without_gone(self._sent, now)
+
+    def _without_gone(self, recent: dict[str, tuple[float, float]], now: float) -> dict[str, tuple[float, float]]:
+        """What is known of tenants that have requests, or had some lately."""
+        return {
+            name: (seconds, at_s)
+            for name, (seconds, at_s) in recent.items()
+            if name in self._tenants or now - at_s < RECENT_S
+        }
 
     def _recent_s(self, tenant: str, now: float) -> float:
         seconds, at_s = self._sent.get(tenant, (0.0, now))
         return seconds * math.exp((at_s - now) / RECENT_S)
 
+    def _recent_slot_s(self, tenant: str, now: float) -> float:
+        seconds, at_s = self._slot_s.get(tenant, (0.0, now))
+        rest = math.exp(min(0.0, at_s - now) / RECENT_S)
+        return seconds * rest + self.sequences(tenant) * RECENT_S * (1 - rest)
+
     # Estimates --------------------------------------------------------------------------------------------------------
 
-    def lead(self, tenant: str, workers: float, now: float) -> float:
-        """Recent seconds of prefill workers for its weight. 0: the tenant is light, because it takes less than its
-        share of this many workers, including its waiting requests."""
-        load, recent_s = self._tenants.get(tenant), self._recent_s(tenant, now)
+    def lead(self, tenant: str, capacity: Capacity, now: float) -> float:
+        """The recent dominant share of the capacity for the tenant's weight. 0: the tenant is light, because it takes
+        less than its part of either pool, including its waiting requests."""
+        load = self._tenants.get(tenant)
         if load is None:
             return 0.0
+        recent_s, all_s = self._recent_s(tenant, now), max(LEAST_LEAD, RECENT_S * capacity.workers)
         demand_s = recent_s + load.admitted.prompt_tokens * self._token_s
-        if demand_s <= LIGHT_SHARE * RECENT_S * workers:
+        # Sequences of now count as well: else all slots that come free at once would go to the same tenant.
+        slots = (self._recent_slot_s(tenant, now) / RECENT_S + load.sequences) / 2
+        is_light = demand_s <= LIGHT_SHARE * all_s
+        if is_light and (not capacity.slots or slots + load.waiting <= LIGHT_SHARE * capacity.slots):
             return 0.0
-        return max(LEAST_LEAD_S, recent_s) / load.tenant.weight
+        share = max(recent_s / all_s, slots / capacity.slots if capacity.slots else 0.0)
+        return max(LEAST_LEAD, share) / load.tenant.weight
 
-    def is_light(self, tenant: str, workers: float, now: float) -> bool:
+    def is_light(self, tenant: str, capacity: Capacity, now: float) -> bool:
         """Return whether the tenant is light. A tenant that asks alone is not: there is no other to go before."""
-        return self.is_shared(tenant, now) and self.lead(tenant, workers, now) == 0.0
+        return self.is_shared(tenant, now) and self.lead(tenant, capacity, now) == 0.0
+
+    def relative_weight(self, tenant: str) -> float:
+        """The tenant's weight in relation to the mean of those that have requests."""
+        owner = self._tenants.get(tenant)
+        if owner is None or len(self._tenants) == 1:
+            return 1.0
+        weights = [load.tenant.weight for load in self._tenants.values()]
+        return owner.tenant.weight * len(weights) / sum(weights)
 
     @property
     def num_sequences(self) -> int:

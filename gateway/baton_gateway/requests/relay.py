@@ -346,7 +346,7 @@ class Relay:
         """Report the request's sequences at work to admission: each that ended may let another one in."""
         if live.ticket in self._by_ticket:
             at_work = live.life.sequences_at_work
-            self._loads.of(live).set_running(live.ticket, at_work)
+            self._loads.of(live).set_running(live.ticket, at_work, asyncio.get_running_loop().time())
             if at_work:
                 self._admit(self._admission.set_running(live.ticket, at_work))
 

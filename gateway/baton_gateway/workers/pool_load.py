@@ -91,6 +91,17 @@ def num_prefill(workers: Sequence[WorkerView], served_name: str) -> float:
     return sum(1 / worker.gateways for worker in prefill if worker.is_usable)
 
 
+def num_decode_slots(workers: Sequence[WorkerView], served_name: str) -> float:
+    """This gateway process's share of the slots of a model's decode workers, of all its revisions."""
+    decode = (worker for worker in workers if worker.served_name == served_name and worker.role is Role.DECODE)
+    return sum(worker.max_sequences / worker.gateways for worker in decode if worker.is_usable)
+
+
+def own_slots(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> float:
+    """This gateway process's share of the slots of the revision's decode workers."""
+    return sum(worker.max_sequences / worker.gateways for worker in _usable(workers, Role.DECODE, fingerprint))
+
+
 def num_slots(workers: Sequence[WorkerView], fingerprint: PairFingerprint, role: Role = Role.DECODE) -> int:
     """Sequences that the revision's workers of a role run at once."""
     return sum(worker.max_sequences for worker in _usable(workers, role, fingerprint))

@@ -124,8 +124,8 @@ def _manifest_arguments(options: argparse.Namespace, model: _Model) -> list[str]
         decode_device=computed_on,
         drain_s=None,
     )
-    # The last of two equal flags counts.
-    return [*_batch_sizes(computed_on), *worker_spec(deployment, Role.DECODE, site).argv[3:]]
+    # The last of two equal flags counts. The engine is one process, so that it has one rank.
+    return [*_batch_sizes(computed_on), *worker_spec(deployment, Role.DECODE, site).argv[3:], "--tensor-parallel=1"]
 
 
 def _plain_arguments(options: argparse.Namespace, model: _Model) -> list[str]:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from baton_gateway.records.record_query import RecordQuery
+from baton_gateway.records.record_query import MAX_ANSWERED, RecordQuery
 from baton_local.errors import LocalError
+from baton_local.explain.neighbours import asks_for_neighbours, long_prompts, neighbours_text
 from baton_local.explain.perfetto import trace_events
 from baton_local.explain.record_sources import FoundRecords, ask_gateways, token_of
 from baton_local.explain.story import list_records, tell_story
 from baton_local.fleet.record import read_record
-from baton_local.fleet.run_dir import base_directory, find_run
+from baton_local.fleet.run_dir import base_directory, find_run, find_running
 from baton_local.shared_options import KEY_VARIABLE
 
 DEFAULT_SLOWEST = 10
+SLOWEST = RecordQuery(slowest=MAX_ANSWERED)
+"""The query for requests that may have been in the way of others: long prompts are among the slowest."""
+_Gateway = tuple[str, str | None, Mapping[str, str]]
+"""Its URL, the token to ask with, and the names of its processes by address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,25 @@ class ExplainOptions:
 def run_explain(options: ExplainOptions) -> int:
     """Ask and print. Returns 1 where no record was found. Raises LocalError."""
     query = query_of(options)
-    url, token, names = _gateway(options)
-    return print_answer(with_names(ask_gateways(url, query, token), names), query, options.format)
+    gateways = _gateways(options)
+    answers = [with_names(ask_gateways(url, query, token), names) for url, token, names in gateways]
+    status = print_answer(answer := join_answers(answers), query, options.format)
+    if options.format == "text" and query.id is not None and any(map(asks_for_neighbours, answer.records)):
+        others = [record for url, token, _ in gateways for record in ask_gateways(url, SLOWEST, token).records]
+        for record in answer.records:
+            if text := neighbours_text(long_prompts(record, others)):
+                print(f"\n{text}")
+    return status
+
+
+def join_answers(answers: Sequence[FoundRecords]) -> FoundRecords:
+    """Join the answers of several deployments."""
+    return FoundRecords(
+        [record for answer in answers for record in answer.records],
+        sum(answer.kept for answer in answers),
+        sum(answer.fell_out for answer in answers),
+        tuple(name for answer in answers for name in answer.silent),
+    )
 
 
 def with_names(answer: FoundRecords, names: Mapping[str, str]) -> FoundRecords:
@@ -73,18 +95,25 @@ def print_answer(answer: FoundRecords, query: RecordQuery, form: str) -> int:
     return 0 if answer.records else 1
 
 
-def _gateway(options: ExplainOptions) -> tuple[str, str | None, Mapping[str, str]]:
-    """Return where to ask, the token to ask with, and the names of this machine's processes by address."""
+def _gateways(options: ExplainOptions) -> list[_Gateway]:
+    """Return where to ask, the token to ask with, and the names of this machine's processes by address. An id is looked
+    for in all deployments of this machine that run. Raises LocalError."""
     if options.url is not None:
         token = os.environ.get(KEY_VARIABLE) if options.link_keys is None else token_of(options.link_keys)
-        return options.url, token, {}
+        return [(options.url, token, {})]
     if options.link_keys is not None:
         raise LocalError("--link-keys: only with --url: this machine's own deployment needs none")
-    record = read_record(find_run(base_directory(), options.name))
-    port = next((process.admin_port for process in record.processes if process.admin_port), None)
-    if port is None:
-        raise LocalError("the gateway of this deployment is not running")
-    return f"http://127.0.0.1:{port}", None, record.names
+    base = base_directory()
+    runs = find_running(base) if options.id is not None and options.name is None else []
+    gateways: list[_Gateway] = []
+    for run in runs if len(runs) > 1 else [find_run(base, options.name)]:
+        record = read_record(run)
+        port = next((process.admin_port for process in record.processes if process.admin_port), None)
+        if port is not None:
+            gateways.append((f"http://127.0.0.1:{port}", None, record.names))
+        elif len(runs) <= 1:
+            raise LocalError("the gateway of this deployment is not running")
+    return gateways
 
 
 def _format(answer: FoundRecords, query: RecordQuery, form: str) -> str:

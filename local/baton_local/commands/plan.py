@@ -18,12 +18,10 @@ from baton_control.sizing.inputs.worker_model import WorkerModel
 from baton_control.spec.served_model import ModelTask
 from baton_control.spec.tensor_parallel import DEGREES
 from baton_engine.model.model_directory import read_spec
-from baton_local.argument_types import time_or
+from baton_local.argument_types import positive, time_or
 from baton_local.command_parser import add_renamed
 from baton_local.commands.planned_degrees import (
-    PLAN_ONLY,
     PlannedDegrees,
-    is_plan_only,
     planned_degrees,
 )
 from baton_local.commands.planned_sessions import run_session_plan
@@ -31,7 +29,7 @@ from baton_local.commands.session_options import add_session_options
 from baton_local.errors import StartError
 from baton_local.fetching.default_deployment import detect_tasks
 from baton_local.fleet.host import gpu_ids
-from baton_local.hardware_arguments import accelerator_named, shape_named
+from baton_local.hardware_arguments import MODEL, accelerator_named, shape_named
 from baton_local.shared_options import add_pool_degrees
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.models.errors import ModelError
@@ -56,6 +54,7 @@ OF_ANSWERS = frozenset(
         "tpot_expected_ms",
         "decode_tokens_per_s",
         "prefill_per_decode",
+        "decode_workers",
         "requests_per_s_per_accelerator",
         "decode_cost_per_million_output_tokens",
         "cost_per_million_output_tokens",
@@ -100,6 +99,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=int, default=1155, metavar="N", help="mean prompt tokens")
     parser.add_argument("--output", type=int, default=211, metavar="N", help="mean answer tokens")
     parser.add_argument(
+        "--rate", type=positive, metavar="R", help="requests per second, for which workers are counted (default: none)"
+    )
+    parser.add_argument(
         "--tpot",
         type=time_or("ms"),
         default="25ms",
@@ -126,9 +128,11 @@ def run_plan(options: argparse.Namespace) -> int:
         raise StartError("--prompt, --output and --tpot must be over 0")
     shape = shape_named(options.model)
     generates = _generates(options.model)
-    if options.sessions is not None and not generates:
-        raise StartError(f"--sessions: not allowed for {shape.name}, which generates no answers")
     if options.sessions is not None:
+        if not generates:
+            raise StartError(f"--sessions: not allowed for {shape.name}, which generates no answers")
+        if options.rate is not None:
+            raise StartError("--rate: not allowed with --sessions, whose load has its own")
         return run_session_plan(options)
     accelerators = [accelerator_named(name) for name in options.accelerator.split(",")]
     prices: list[float | None] = [None] * len(accelerators) if options.price is None else _prices(options.price)
@@ -153,13 +157,11 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.model not in KNOWN_SHAPES and not gpu_ids(os.environ) and CPU_TYPE not in _names(accelerators):
         there = f"this machine has no {' or '.join(_names(accelerators))}"
         print(f"baton: {there}: --accelerator {CPU_TYPE} estimates for CPUs", file=sys.stderr)
-    _print_columns(shape, accelerators, planned, columns)
+    _print_columns(shape, accelerators, planned, columns, _assumptions(options, generates=generates))
     for accelerator, plan, figures in zip(accelerators, planned, columns, strict=True):
         if plan.reason is not None:
             print(f"Ranks on {accelerator.name}: {plan.reason}.")
         print(_conclusion(options, accelerator, plan.degrees, {name: value for name, _, value in figures}))
-    if any(is_plan_only(plan.degrees, type_) for plan, type_ in zip(planned, accelerators, strict=True)):
-        print(f"{PLAN_ONLY} One rank: {what_fits(shape)}.")
     return 0
 
 
@@ -168,9 +170,11 @@ def _print_columns(
     accelerators: list[Accelerator],
     planned: Sequence[PlannedDegrees],
     columns: Sequence[Sequence[Figure]],
+    assumed: str,
 ) -> None:
     """Print the figures of each type of accelerator side by side."""
     print(_title(shape, accelerators, planned))
+    print(assumed)
     if len(columns) > 1:
         print(f"  {'':<52} " + " ".join(f"{name:>10}" for name in _names(accelerators)))
     for rows in zip(*columns, strict=True):
@@ -179,6 +183,15 @@ def _print_columns(
         if known:
             print(f"  {words:<52} {' '.join(f'{value:>10}' for value in known)} {unit}".rstrip())
     print()
+
+
+def _assumptions(options: argparse.Namespace, *, generates: bool) -> str:
+    """The load that the figures hold for, and the options that change it."""
+    rate = "no rate (--rate counts workers)" if options.rate is None else f"{options.rate:g} requests/s (--rate)"
+    if not generates:
+        return f"Load: prompts of {options.prompt} tokens (--prompt), {rate}"
+    lengths = f"prompts of {options.prompt} and answers of {options.output} tokens (--prompt, --output)"
+    return f"Load: {lengths}, TPOT {options.tpot * 1e3:g} ms (--tpot), {rate}"
 
 
 def _title(shape: ModelShape, accelerators: list[Accelerator], planned: Sequence[PlannedDegrees]) -> str:
@@ -249,7 +262,7 @@ def _generates(model: str) -> bool:
     try:
         return ModelTask.GENERATE in detect_tasks(read_spec(folder), folder.resolve().name)
     except ModelError as error:
-        raise StartError(f"--model: {model} cannot be served: {error}") from error
+        raise StartError(f"{MODEL}: {model} cannot be served: {error}") from error
 
 
 def _prices(text: str) -> list[float | None]:
@@ -278,7 +291,19 @@ def _figures(
         context_tokens=options.prompt + options.output,
     )
     figures = plan_figures(shape, accelerator, model, options.prompt, options.output, options.tpot, price)
+    figures += _counted_workers(options, {name: value for name, _, value in figures})
     return [(name, words, value if generates or name not in OF_ANSWERS else None) for name, words, value in figures]
+
+
+def _counted_workers(options: argparse.Namespace, figures: Mapping[str, float | None]) -> list[Figure]:
+    """The workers that a rate of requests needs at 80 % use; None without a rate."""
+    counts = []
+    for role, tokens in ((Role.PREFILL, options.prompt), (Role.DECODE, options.output)):
+        per_s = figures[f"{role.value}_tokens_per_s"]
+        count = None if options.rate is None or not per_s else math.ceil(options.rate * tokens / (UTILISATION * per_s))
+        words = f"{role.value} workers for {options.rate or 0:g} requests/s at 80 % use, workers"
+        counts.append((f"{role.value}_workers", words, count))
+    return counts
 
 
 def plan_figures(

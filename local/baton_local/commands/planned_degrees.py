@@ -11,15 +11,14 @@ from baton_control.sizing.decision.degree_choice import PlannedLoad, choose_degr
 from baton_control.sizing.inputs.model_shape import KNOWN_SHAPES, ModelShape
 from baton_control.sizing.inputs.roofline import Degrees, kv_capacity_tokens
 from baton_control.sizing.inputs.sizing_spec import Targets
-from baton_control.spec.tensor_parallel import DEGREES, RANKS_ON_ACCELERATORS
+from baton_control.spec.tensor_parallel import DEGREES
 from baton_engine.model.model_directory import read_spec
 from baton_local.errors import StartError
 from baton_local.fleet.degree_check import model_degrees
+from baton_local.hardware_arguments import MODEL
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.models.errors import ModelError
 from baton_wire.rules.hardware import CPU, Accelerator
-
-PLAN_ONLY = "This is a plan only: workers of several ranks compute on CPUs only."
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +73,6 @@ def smallest_degree(shape: ModelShape, accelerator: Accelerator) -> int:
     return next((ranks for ranks in DEGREES if shape.admits(ranks) and fits(ranks)), 1)
 
 
-def is_plan_only(degrees: Degrees, accelerator: Accelerator) -> bool:
-    """True where no worker can have that many ranks yet."""
-    return max(degrees) > 1 and accelerator.name != CPU.name and not RANKS_ON_ACCELERATORS
-
-
 def _allowed(model: str, shape: ModelShape) -> tuple[int, ...]:
     """The degrees that the model allows. Raises StartError."""
     if model in KNOWN_SHAPES:
@@ -86,4 +80,4 @@ def _allowed(model: str, shape: ModelShape) -> tuple[int, ...]:
     try:
         return model_degrees(read_spec(Path(model)))
     except ModelError as error:
-        raise StartError(f"--model: {model} cannot be served: {error}") from error
+        raise StartError(f"{MODEL}: {model} cannot be served: {error}") from error

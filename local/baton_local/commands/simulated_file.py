@@ -16,7 +16,7 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import read_manifest
 from baton_local.errors import StartError
 from baton_local.fleet.host import model_directory
-from baton_local.hardware_arguments import shape_named
+from baton_local.hardware_arguments import MODEL, shape_named
 from baton_simulate.deployed_slo import DeployedSlo, TypeOfPool, pool_types
 from baton_simulate.replay import ReplayOutcome
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -73,5 +73,5 @@ def read_simulated(path: Path, model: str | None) -> SimulatedFile:
     try:
         folder = model_directory(deployment, path, {})
     except UnsupportedError as error:
-        raise StartError(f"--model: say which model, or a folder with its config.json: {error}") from error
+        raise StartError(f"{MODEL}: say which model, or a folder with its config.json: {error}") from error
     return SimulatedFile(deployment, shape_named(str(folder)))

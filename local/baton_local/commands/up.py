@@ -36,6 +36,7 @@ from baton_local.fetching.model_cache import ModelCache, cache_folder
 from baton_local.fleet.client_keys import NO_KEY_OPTIONS, ClientKeys, KeyOptions, client_keys
 from baton_local.fleet.desired_processes import plan_fleet
 from baton_local.fleet.emulation import Emulation, parse_emulation, write_paced
+from baton_local.fleet.gpu_placement import check_ranks
 from baton_local.fleet.gpu_room import check_gpus, free_by_id, gpu_need, read_gpus, shared_kv, with_kv
 from baton_local.fleet.host import RANDOM, check_model, devices, gpu_ids, reserve_port
 from baton_local.fleet.local_runtime import LocalRuntime, RunPlan
@@ -159,6 +160,7 @@ def _prepare(options: UpOptions, written: LLMDeployment | None) -> _Prepared:
         devices(deployment, options.device, len(gpus)) if emulation is None else dict.fromkeys(POOL_ROLES, Device.CPU)
     )
     check_model(deployment, model, is_emulated=emulation is not None)
+    check_ranks(deployment, chosen, gpus)
     if emulation is None and not model.startswith(RANDOM):
         check_memory(memory_need(deployment, Path(model), chosen), free_memory(), address_space_limit())
         deployment = _fit_gpus(deployment, Path(model), chosen, gpus)

@@ -19,15 +19,18 @@ from baton_control.spec.manifest import (
     parse_tenant,
     read_text,
 )
+from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.spec.tenant_fields import TENANT_KIND, LLMTenant
 from baton_control.tenant_compiler import TenantSource, compile_tenants
 from baton_local.errors import StartError
 from baton_local.fleet.degree_check import degree_problems_of_manifest
 from baton_operator.objects.pod_policy import PodPolicy
+from baton_wire.suggestions import suggestion
 
 GROUP = API_VERSION.partition("/")[0]
 STANDARD_INPUT = "-"
 HERE = Path()
+_POLICY_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(PodPolicy))
 MAX_NAMED = 8
 """Tenants that a note names."""
 FOREIGN_KINDS: Mapping[str, str] = {
@@ -49,6 +52,8 @@ class Checked:
     """Valid LLMDeployments."""
     tenants: tuple[tuple[str, LLMTenant], ...] = ()
     """Valid LLMTenants, each with the place of its document."""
+    namespaces: frozenset[str] = frozenset()
+    """Namespaces with a valid LLMDeployment."""
     letting_in: frozenset[str] = frozenset()
     """Namespaces with a valid LLMDeployment that lets tenants in."""
 
@@ -100,7 +105,7 @@ def check_text(text: str | ManifestError, name: str, policy: PodPolicy | None, f
         return Checked(tuple(str(problem) for problem in error.problems))
     problems: list[str] = []
     notes: list[str] = []
-    valid, tenants, letting_in = 0, list[tuple[str, LLMTenant]](), set[str]()
+    valid, tenants, namespaces, letting_in = 0, list[tuple[str, LLMTenant]](), set[str](), set[str]()
     for number, document in enumerate(documents, 1):
         place = name if len(documents) == 1 else f"{name}, document {number}"
         if (other := _other_kind(document)) is not None:
@@ -115,9 +120,10 @@ def check_text(text: str | ManifestError, name: str, policy: PodPolicy | None, f
             continue
         valid += 1
         deployment = parse_object(document)
+        namespaces.add(deployment.metadata.namespace)
         if deployment.spec.gateway.tenants:
             letting_in.add(deployment.metadata.namespace)
-    return Checked(tuple(problems), tuple(notes), valid, tuple(tenants), frozenset(letting_in))
+    return Checked(tuple(problems), tuple(notes), valid, tuple(tenants), frozenset(namespaces), frozenset(letting_in))
 
 
 def check_together(outcomes: Sequence[Checked]) -> Checked:
@@ -125,6 +131,7 @@ def check_together(outcomes: Sequence[Checked]) -> Checked:
     a namespace in which no deployment of these files lets tenants in."""
     problems, notes = [], []
     letting_in = frozenset[str]().union(*(outcome.letting_in for outcome in outcomes))
+    namespaces = frozenset[str]().union(*(outcome.namespaces for outcome in outcomes))
     placed: list[tuple[str, LLMTenant]] = []
     for outcome in outcomes:  # files of several sites may have one object each; the last one counts
         names = {(tenant.metadata.namespace, tenant.metadata.name) for _, tenant in outcome.tenants}
@@ -137,7 +144,7 @@ def check_together(outcomes: Sequence[Checked]) -> Checked:
         for name, problem in refusals.items():
             place = next(place for place, tenant in reversed(own) if tenant.metadata.name == name)
             problems.append(f"{place}: {problem}")
-        if letting_in and namespace not in letting_in:
+        if (letting_in or namespace in namespaces) and namespace not in letting_in:
             shown_names = ", ".join(tenant.metadata.name for _, tenant in own[:MAX_NAMED])
             notes.append(
                 f"LLMTenants of namespace {namespace} ({shown_names}): no LLMDeployment of that namespace in these"
@@ -171,17 +178,36 @@ def _faults(document: object, policy: PodPolicy | None, folder: Path) -> Iterato
         if policy is not None:
             policy.check(deployment)
         yield from degree_problems_of_manifest(deployment, folder)
+        yield from _source_problems(deployment, folder)
     except (NotAllowedError, ManifestError) as error:
         yield from error.problems
 
 
+def _source_problems(deployment: LLMDeployment, folder: Path) -> Iterator[FieldProblem]:
+    """The fault of a model's path that is relative to the manifest and leads nowhere: clusters refuse relative ones,
+    so that it can be meant for this machine only."""
+    source = parse_source(deployment.spec.model.source)
+    if source.scheme not in (Scheme.FILE, Scheme.RANDOM) or source.path is None or Path(source.path).is_absolute():
+        return
+    path = folder / source.path
+    if not path.exists():
+        there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        yield FieldProblem(
+            "spec.model.source", f"{deployment.spec.model.source}: {path} does not exist{suggestion(path.name, there)}"
+        )
+
+
 def read_policy(text: str, name: str) -> PodPolicy:
-    """The policy in a YAML text: the chart's values with a podPolicy, or that object alone. Raises StartError."""
+    """The policy in a YAML text: the chart's values, which may lack a podPolicy, or that object alone. Raises
+    StartError."""
     documents = parse_documents(text, name)
     raw = documents[0] if len(documents) == 1 else None
     if not isinstance(raw, dict):
         raise StartError(f"--pod-policy {name}: must hold the chart's values, or their podPolicy")
+    is_values = "podPolicy" in raw or not raw.keys() & _POLICY_FIELDS
+    if is_values and "podPolicy" not in raw:
+        print(f"baton: note: {name} has no podPolicy: the chart's own is checked", file=sys.stderr)
     try:
-        return msgspec.convert(raw.get("podPolicy", raw), PodPolicy)
+        return msgspec.convert((raw.get("podPolicy") or {}) if is_values else raw, PodPolicy)
     except (msgspec.ValidationError, ValueError) as error:
         raise StartError(f"--pod-policy {name}: {error}") from error

@@ -19,6 +19,8 @@ LEAST_CACHE_BYTES = 20 << 30
 LEAST_MEMORY = 2 << 30
 BUSY_SHARE = 0.5
 """A GPU of which less than this part is free is used by something else."""
+MOST_CPU_WAITING = 0.5
+"""A larger share of the time in which some process waits for a CPU makes latencies long."""
 UNLIMITED = -1
 INSTALL = "pip install 'baton-serving[{}]'"
 
@@ -34,6 +36,7 @@ def check_machine(facts: MachineFacts) -> list[DoctorFinding]:
         _shared_memory(facts),
         _open_files(facts),
         _memory(facts),
+        *_cpu(facts),
         *_names(facts),
         _clock(facts),
         _run_folder(facts.run_folder),
@@ -169,6 +172,18 @@ def _memory(facts: MachineFacts) -> DoctorFinding:
     if facts.free_bytes < LEAST_MEMORY:
         return warning("memory", text, "stop what else runs, or raise the limit of this container")
     return ok("memory", text)
+
+
+def _cpu(facts: MachineFacts) -> Iterator[DoctorFinding]:
+    """Whether processes wait for a CPU. A kernel that does not say is none."""
+    if facts.cpu_waiting_share is None:
+        return
+    text = f"processes waited for a CPU in {facts.cpu_waiting_share:.0%} of the last minute"
+    if facts.cpu_waiting_share > MOST_CPU_WAITING:
+        fix = "see what else computes here (`top`): latencies measured now are those of a busy machine"
+        yield warning("cpu", text, fix)
+    else:
+        yield ok("cpu", text)
 
 
 def _names(facts: MachineFacts) -> Iterator[DoctorFinding]:

@@ -88,6 +88,8 @@ class MachineFacts:
     resolves_hub: bool | None = None
     """True if `fetch_host` has an address."""
     cpus: int | None = None
+    cpu_waiting_share: float | None = None
+    """The share of the last minute in which some process waited for a CPU; None: the kernel does not say."""
     free_bytes: int | None = None
     run_folder: Disk | None = None
     cache: Disk | None = None

@@ -12,7 +12,7 @@ import resource
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -33,6 +33,8 @@ from baton_worker.building.memory_limit import free_bytes
 
 PACKAGES = ("triton", "nixl-cu13")
 LOOPBACK = "127.0.0.1"
+PRESSURE_FILES = (Path("/sys/fs/cgroup/cpu.pressure"), Path("/proc/pressure/cpu"))
+"""Of the container, and of the machine."""
 TIMEX_BYTES = 512
 """More than the kernel's `struct timex` has."""
 TIME_ERROR = 5
@@ -56,6 +58,7 @@ def read_machine(port: int, limit_s: float, environment: Mapping[str, str]) -> M
         "resolves_localhost": resolves_localhost,
         "resolves_hub": partial(has_address, fetch_host),
         "cpus": lambda: len(os.sched_getaffinity(0)),
+        "cpu_waiting_share": partial(read_cpu_pressure, PRESSURE_FILES),
         "free_bytes": partial(free_bytes, "cpu"),
         "run_folder": _run_folder,
         "cache": partial(read_folder, cache_folder(environment)),
@@ -69,6 +72,17 @@ def read_machine(port: int, limit_s: float, environment: Mapping[str, str]) -> M
     return replace(
         MachineFacts(sys.version_info[:3], _packages(), read_torch(), has_driver, fetch_host=fetch_host), **known
     )
+
+
+def read_cpu_pressure(files: Sequence[Path]) -> float | None:
+    """The share of the last minute in which some process waited for a CPU, by the first file that there is; None: there
+    is none."""
+    for file in files:
+        if not file.is_file():
+            continue
+        match = re.search(r"^some .*\bavg60=([0-9.]+)", file.read_text(), re.MULTILINE)
+        return None if match is None else float(match[1]) / 100
+    return None
 
 
 def _packages() -> dict[str, str]:

@@ -8,6 +8,7 @@ import yaml
 
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
 from baton_control.spec.manifest import parse_object
+from baton_control.spec.prefill_stages import STAGES
 from baton_control.spec.served_model import ModelTask
 from baton_local.fetching.model_argument import deployment_name
 from baton_wire.models.decoder_spec import DecoderSpec
@@ -36,6 +37,8 @@ class DefaultOptions:
     prefill_degree: int | None = None
     """Ranks of each worker, like `decode_degree`."""
     decode_degree: int | None = None
+    prefill_stages: int | None = None
+    """Stages of each prefill worker."""
 
     def pool(self, workers: tuple[int, int] | None, degree: int | None, is_on_gpu: bool) -> dict[str, object]:
         """One pool as a manifest would write it."""
@@ -91,6 +94,8 @@ def default_deployment(
 ) -> LLMDeployment:
     """A deployment of one model with the defaults. Raises ManifestError for a name that no LLMDeployment can have."""
     pools = {"prefill": options.pool(options.prefill, options.prefill_degree, is_on_gpu)}
+    if options.prefill_stages is not None:
+        pools["prefill"]["arguments"] = [{"name": STAGES, "value": str(options.prefill_stages)}]
     model: dict[str, object] = {"source": source, "servedName": served_name, "maxContextTokens": context}
     if ModelTask.GENERATE in tasks:
         pools["decode"] = options.pool(options.decode, options.decode_degree, is_on_gpu)

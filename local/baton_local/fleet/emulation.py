@@ -57,7 +57,7 @@ def parse_emulation(text: str, deployment: LLMDeployment) -> Emulation:
                 f"--emulate: not allowed with tensorParallel {degree} of {role}, as emulated workers have no ranks: "
                 f"emulate {degree} accelerators with {match['accelerator']}x{degree}:{match['model']}"
             )
-    accelerator, shape = accelerator_named(match["accelerator"]), shape_named(match["model"])
+    accelerator, shape = accelerator_named(match["accelerator"]), shape_named(match["model"], "--emulate")
     count = int(match["count"] or 1)
     startup_s = DEFAULT_STARTUP_S if match["startup"] is None else _startup_s(match["startup"])
     decode, prefill = deployment.spec.decode.engine, deployment.spec.prefill.engine

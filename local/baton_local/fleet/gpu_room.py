@@ -1,15 +1,15 @@
 """The memory of this machine's GPUs, shared out among the workers of a deployment before any starts. Pure, but for the
 reading of `nvidia-smi`.
 
-A worker alone on a GPU takes a share of what is free once its weights are loaded. Workers that share a GPU would each
-take that share of the same memory, so they get a fixed size for their KV.
+A worker alone on its GPUs takes a share of what is free once its weights are loaded. Workers that share a GPU would
+each take that share of the same memory, so they get a fixed size for their KV.
 """
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton_control.spec.api import LLMDeployment
@@ -18,6 +18,8 @@ from baton_control.worker_specs import Device, pool_roles, pool_spec
 from baton_engine.model.servable import servable_weights
 from baton_engine.model.tensor_headers import weight_bytes
 from baton_local.errors import StartError
+from baton_local.fleet.degree_check import model_degrees
+from baton_local.fleet.gpu_placement import least_taken
 from baton_local.text_table import gigabytes
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_worker.building.block_budget import CUDA_MEMORY_SHARE
@@ -27,6 +29,9 @@ SMI = "nvidia-smi"
 QUERY_S = 10.0
 CONTEXT_BYTES = 600 << 20
 """Memory that a process takes on a GPU before its first weight: the CUDA context and the libraries' workspaces."""
+RANK_BYTES = CONTEXT_BYTES + (65 << 20)
+"""More memory on each GPU of a worker with several ranks: what its own process takes besides the rank's, and the region
+by which the ranks exchange tensors."""
 LEAST_KV_BYTES = 64 << 20
 ELEMENT_BYTES: Mapping[str, int] = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
 
@@ -46,16 +51,44 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuNeed:
-    """The memory that one worker needs on its GPU at least, and the workers of each pool."""
+    """The memory that one worker needs on its GPUs at least, and the workers of each pool."""
 
     weights: int
+    """Bytes of the whole model."""
     dtype: str
     first: Mapping[Role, int]
     """Workers that start at once, by pool; pools on CPUs are missing."""
     most: Mapping[Role, int]
     """Workers that may run at the same time."""
     kv: Mapping[Role, int | None]
-    """Bytes of KV that each worker takes by its flags; None: it chooses."""
+    """Bytes of KV that each worker takes by its flags, on all its GPUs; None: it chooses."""
+    ranks: Mapping[Role, int] = field(default_factory=dict)
+    """Ranks of each worker, 1 where a pool is missing. Each has a GPU with its share of the weights and of the KV."""
+    embeddings: int = 0
+    """Bytes of the weights that each rank holds again."""
+    degrees: tuple[int, ...] = (1,)
+    """Numbers of ranks that can share the model."""
+
+    def degree(self, role: Role) -> int:
+        """The ranks of a pool's workers."""
+        return self.ranks.get(role, 1)
+
+    def weights_at(self, role: Role) -> int:
+        """The bytes of the weights on each GPU of a worker."""
+        shared = self.weights - self.embeddings if self.degree(role) > 1 else self.weights
+        return -(-shared // self.degree(role)) + self.weights - shared
+
+    def extra_at(self, role: Role) -> int:
+        """The bytes besides weights and KV on each GPU of a worker."""
+        return CONTEXT_BYTES if self.degree(role) == 1 else CONTEXT_BYTES + RANK_BYTES
+
+    def kv_at(self, role: Role) -> int:
+        """The bytes of KV on each GPU of a worker, as far as its flags say."""
+        return -(-(self.kv[role] or 0) // self.degree(role))
+
+    def least_at(self, role: Role) -> int:
+        """The bytes on each GPU of a worker at least."""
+        return self.weights_at(role) + self.extra_at(role) + self.kv_at(role)
 
 
 def read_gpus() -> tuple[Gpu, ...]:
@@ -119,64 +152,92 @@ def gpu_need(deployment: LLMDeployment, model: Path, devices: Mapping[Role, Devi
     pools = {role: pool_spec(deployment, role) for role in pool_roles(deployment) if devices[role] is Device.CUDA}
     if any(pool.engine.offloaded_layers for pool in pools.values()):
         return None
+    size = ELEMENT_BYTES.get(name, 2)
     return GpuNeed(
-        weight_bytes(headers, config, ELEMENT_BYTES.get(name, 2)),
+        weight_bytes(headers, config, size),
         name,
         {role: max(1, pool.replicas.min) for role, pool in pools.items()},
         {role: max(1, pool.replicas.min, pool.replicas.max) for role, pool in pools.items()},
         {role: pool.engine.kv_cache_memory for role, pool in pools.items()},
+        {role: pool.tensor_parallel for role, pool in pools.items()},
+        config.vocab_size * config.hidden_size * size,
+        model_degrees(config),
     )
 
 
-def workers_by_gpu(workers: Mapping[Role, int], ids: Sequence[str]) -> dict[str, list[Role]]:
-    """The workers of each GPU: each goes to the one with the fewest, prefill workers first."""
+def workers_by_gpu(workers: Mapping[Role, int], ids: Sequence[str], ranks: Mapping[Role, int]) -> dict[str, list[Role]]:
+    """The workers of each GPU: each takes as many as it has ranks, with the fewest workers; prefill workers first."""
     placed: dict[str, list[Role]] = {name: [] for name in ids}
     for role in POOL_ROLES:
         for _ in range(workers.get(role, 0)):
-            placed[min(ids, key=lambda name: len(placed[name]))].append(role)
+            counts = {name: len(roles) for name, roles in placed.items()}
+            for name in least_taken(ids, counts, ranks.get(role, 1)):
+                placed[name].append(role)
     return placed
 
 
 def check_gpus(need: GpuNeed, free: Mapping[str, int | None]) -> None:
     """Raises StartError when the workers that start at once do not fit on a GPU whose free memory is known."""
-    for name, roles in workers_by_gpu(need.first, list(free)).items():
-        room, kv = free[name], sum(need.kv[role] or 0 for role in roles)
-        if room is None or len(roles) * (need.weights + CONTEXT_BYTES) + kv <= room:
+    for name, roles in workers_by_gpu(need.first, list(free), need.ranks).items():
+        room = free[name]
+        if room is None or sum(map(need.least_at, roles)) <= room:
             continue
-        count = f"{len(roles)} × " if len(roles) > 1 else ""
+        kv = sum(map(need.kv_at, roles))
+        weights, extra = [need.weights_at(role) for role in roles], [need.extra_at(role) for role in roles]
         asked = f" and {gigabytes(kv)} for KV" if kv else ""
         shared = "; each worker holds a copy" if len(roles) > 1 else ""
         raise StartError(
-            f"GPU {name}: its workers need {count}{gigabytes(need.weights)} for weights in {need.dtype}, "
-            f"{gigabytes(CONTEXT_BYTES)} each for CUDA{asked}, and {gigabytes(room)} are free{shared}; "
-            "stop what else uses the GPU (`nvidia-smi` lists it), or serve a smaller model, "
-            "or one quantised by `baton quantise`"
+            f"GPU {name}: its workers need {_in_words(weights)} for weights in {need.dtype}, "
+            f"{_in_words(extra, each=True)} for CUDA{asked}, and {gigabytes(room)} are free{shared}; "
+            f"stop what else uses the GPU (`nvidia-smi` lists it),{_more_ranks(need, free)} or serve a smaller "
+            "model, or one quantised by `baton quantise`"
         )
 
 
+def _in_words(sizes: Sequence[int], *, each: bool = False) -> str:
+    """The sizes of several workers in words."""
+    if len(set(sizes)) > 1:
+        return " + ".join(map(gigabytes, sizes))
+    if each:
+        return f"{gigabytes(sizes[0])} each"
+    return f"{len(sizes)} × {gigabytes(sizes[0])}" if len(sizes) > 1 else gigabytes(sizes[0])
+
+
+def _more_ranks(need: GpuNeed, free: Mapping[str, int | None]) -> str:
+    """The number of ranks in each pool with which the workers would fit on these GPUs; empty where none is known."""
+    for degree in need.degrees:
+        ranked = replace(need, ranks=dict.fromkeys(need.first, degree))
+        placed = workers_by_gpu(need.first, list(free), ranked.ranks)
+        if degree <= len(free) and all(
+            (room := free[name]) is not None and sum(map(ranked.least_at, roles)) <= room
+            for name, roles in placed.items()
+        ):
+            return f" or share each model out over {degree} GPUs (tensorParallel, `--tensor-parallel {degree}`),"
+    return ""
+
+
 def shared_kv(need: GpuNeed, free: Mapping[str, int | None]) -> int | None:
-    """The bytes of KV for each worker where several share a GPU and choose themselves; None: no worker needs a size.
+    """The bytes of KV for each rank where several workers share a GPU and choose themselves; None: none needs a size.
 
     Counted for as many workers as may run at the same time, each with an equal part of its GPU.
     """
     sizes = []
-    for name, roles in workers_by_gpu(need.most, list(free)).items():
+    for name, roles in workers_by_gpu(need.most, list(free), need.ranks).items():
         room, open_roles = free[name], [role for role in roles if need.kv[role] is None]
         if room is None or len(roles) < 2 or not open_roles:
             continue
-        asked = sum(need.kv[role] or 0 for role in roles)
-        left = room - asked - len(roles) * (need.weights + CONTEXT_BYTES)
+        left = room - sum(map(need.least_at, roles))
         sizes.append(max(LEAST_KV_BYTES, int(left * CUDA_MEMORY_SHARE) // len(open_roles)))
     return min(sizes, default=None)
 
 
 def with_kv(deployment: LLMDeployment, need: GpuNeed, size: int) -> LLMDeployment:
-    """The deployment with this size of KV in each pool on GPUs that has none."""
+    """The deployment with this size of KV for each rank, in each pool on GPUs that has none."""
     pools = {}
     for role, kv in need.kv.items():
         if kv is None:
             pool = pool_spec(deployment, role)
             pools[role.value] = pool.model_copy(
-                update={"engine": pool.engine.model_copy(update={"kv_cache_memory": size})}
+                update={"engine": pool.engine.model_copy(update={"kv_cache_memory": size * need.degree(role)})}
             )
     return deployment.model_copy(update={"spec": deployment.spec.model_copy(update=pools)})

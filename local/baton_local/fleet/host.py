@@ -101,7 +101,8 @@ def gpu_ids(environment: Mapping[str, str], gpu_list: Path = GPU_LIST) -> tuple[
     if not gpu_list.is_dir():
         return ()
     if visible is not None:
-        return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
+        named = (part.strip() for part in visible.split(","))
+        return tuple(dict.fromkeys(part for part in named if part not in ("", "-1")))
     return tuple(str(index) for index in range(len(list(gpu_list.iterdir()))))
 
 

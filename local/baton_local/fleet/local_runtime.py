@@ -12,7 +12,6 @@ import os
 import secrets
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from baton_local.fleet.bookkeeping import Bookkeeping
 from baton_local.fleet.desired_processes import Fleet, SlotSpec, new_slots, roll, slots_to_stop
 from baton_local.fleet.emulation import Emulation
 from baton_local.fleet.flipping import FlipsUnderWay, slots_to_flip
+from baton_local.fleet.gpu_placement import SlotGpus
 from baton_local.fleet.health_polls import HealthPolls
 from baton_local.fleet.kept_history import KeptHistory
 from baton_local.fleet.local_site import LOOPBACK
@@ -101,7 +101,7 @@ class LocalRuntime:
         self._reasons: dict[str, str] = {}
         self._addresses = AddressNames()
         self._in_words = in_flags if plan.run.manifest.exists() else str  # flags, without a manifest
-        self._gpu_by_slot: dict[str, str] = {}
+        self._gpus = SlotGpus(plan.gpus)
         self._flips = FlipsUnderWay()
         self._status: int | None = None
         self._wake = asyncio.Event()
@@ -234,7 +234,7 @@ class LocalRuntime:
     def _forget_gone(self) -> None:
         for name in [name for name in self._specs if name not in self._supervisor.slots]:
             del self._specs[name]
-            self._gpu_by_slot.pop(name, None)
+            self._gpus.forget(name)
 
     def _usable(self) -> frozenset[str]:
         """Slots whose workers the gateway can use."""
@@ -293,7 +293,7 @@ class LocalRuntime:
             arguments = instance_arguments(role, anywhere, announce, second, flips=worker.flips)
         log = self._run.log(spec.name)
         self._log_starts[spec.name] = log.stat().st_size if log.exists() else 0
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **dict(worker.env), **self._gpu_of(spec)}
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **dict(worker.env), **self._gpus_of(spec)}
         try:
             pid = self._processes.start(spec.name, (*worker.argv, *arguments), environment, log)
         except OSError as error:
@@ -302,14 +302,11 @@ class LocalRuntime:
         self._say(f"{spec.name}: started (pid {pid})")
         return []
 
-    def _gpu_of(self, spec: SlotSpec) -> dict[str, str]:
-        """The variable that gives a worker the GPU with the fewest workers; more workers than GPUs share them."""
-        if f"--device={Device.CUDA}" not in spec.worker.argv or not self._plan.gpus:
+    def _gpus_of(self, spec: SlotSpec) -> dict[str, str]:
+        """The variable that gives a worker on GPUs one for each of its ranks."""
+        if f"--device={Device.CUDA}" not in spec.worker.argv:
             return {}
-        if spec.name not in self._gpu_by_slot:
-            taken = Counter(self._gpu_by_slot.values())
-            self._gpu_by_slot[spec.name] = min(self._plan.gpus, key=lambda gpu: taken[gpu])
-        return {"CUDA_VISIBLE_DEVICES": self._gpu_by_slot[spec.name]}
+        return self._gpus.environment(spec.name, pool_spec(self._fleet.deployment, spec.worker.role).tensor_parallel)
 
     def _is_asleep(self) -> bool:
         return bool(self._wanted) and not any(self._wanted.values())

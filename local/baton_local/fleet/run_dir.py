@@ -186,6 +186,11 @@ def is_held(run: RunDir) -> bool:
     return False
 
 
+def find_running(base: Path) -> list[RunDir]:
+    """The run directories of all deployments that run."""
+    return [RunDir(path) for path in sorted(base.iterdir()) if (path / "lock").exists() and is_held(RunDir(path))]
+
+
 def find_run(base: Path, name: str | None, must_run: bool = True) -> RunDir:
     """The run directory of a deployment, by `name` or `namespace.name`; without a name, the one that runs, or with
     `must_run` False the last one that did.

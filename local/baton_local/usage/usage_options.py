@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from baton_local.argument_types import moment
+from baton_local.argument_types import MOMENTS, moment
 
 COLUMNS = ("day", "month", "tenant", "model", "task", "priority", "status")
 """The properties of requests by which usage may be grouped."""
@@ -49,9 +49,9 @@ def add_options(parser: argparse.ArgumentParser, name_help: str) -> None:
         "--since",
         type=day,
         metavar="DAY",
-        help="from this day (UTC) or month on; also 7d, yesterday",
+        help=f"from this day (UTC) on: {MOMENTS}",
     )
-    parser.add_argument("--until", type=day, metavar="DAY", help="before this day (UTC) or month")
+    parser.add_argument("--until", type=day, metavar="DAY", help="before this day: as --since")
     parser.add_argument("--tenant", metavar="NAME", help="only requests of this tenant")
     parser.add_argument("--model", dest="served_model", metavar="NAME", help="only requests of this served model")
     parser.add_argument("--format", choices=("text", "csv", "json"), default="text", help="(default: %(default)s)")

@@ -12,6 +12,7 @@ from baton_control.names import pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, Scheme, parse_source
 from baton_control.spec.pools import PoolSpec
+from baton_control.spec.prefill_stages import stages_of
 from baton_control.spec.resource_quantities import CPUS
 from baton_control.spec.served_model import CacheType
 from baton_control.worker_specs import Device, Site
@@ -223,4 +224,5 @@ def _threads(pool: PoolSpec) -> int | None:
     cpu = pool.resources.cpu
     if cpu is None or pool.accelerator is not None:
         return None
-    return min(max(CPUS.count(cpu) // (1000 * pool.tensor_parallel), 1), MAX_THREADS)
+    ranks = pool.tensor_parallel * stages_of(pool)
+    return min(max(CPUS.count(cpu) // (1000 * ranks), 1), MAX_THREADS)

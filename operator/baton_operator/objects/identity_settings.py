@@ -180,7 +180,9 @@ def _tokens(jwt: _Jwt) -> TokenSettings | None:
         if not 1 <= len(value) <= MAX_TEXT_CHARS:
             raise _refused(f"jwt.{field}", value[:40], f"must have 1 to {MAX_TEXT_CHARS} characters")
     if url and not _is_https(url):
-        raise _refused("jwt.jwks.url", url, "must be a URL such as https://id.example.com/jwks.json")
+        raise ValueError(
+            f"{_FLAG}: jwt.jwks.url: must be a URL such as https://id.example.com/jwks.json, without a user"
+        )
     _check_algorithms(jwt.algorithms)
     if not 0 <= jwt.leeway_seconds <= MAX_LEEWAY_S:
         raise _refused("jwt.leewaySeconds", jwt.leeway_seconds, f"must be from 0 to {MAX_LEEWAY_S}")

@@ -30,7 +30,7 @@ from baton_control.spec.reserved_env import OPENED_BY_NAME, RESERVED_ENV
 from baton_control.spec.reserved_keys import MESH_OPT_OUTS, RESERVED_ANNOTATIONS, RESERVED_LABELS
 from baton_control.spec.resources import ResourceSpec
 from baton_control.spec.served_model import CacheSpec, FetchSpec, ModelSpec
-from baton_control.spec.tensor_parallel import DEGREES, ONE_OF_DEGREES, ONE_RANK, RANKS_ON_ACCELERATORS
+from baton_control.spec.tensor_parallel import DEGREES, ONE_OF_DEGREES, RANKS_NEED_TCP
 from baton_operator.schema.llm_pool import PoolFacadeSpec
 from baton_operator.schema.tenant_rules import TENANT_RULES
 from baton_operator.schema.value_rules import Rule
@@ -90,11 +90,6 @@ NAME = Rule(
 ABSOLUTE = Rule("!self.matches('^(file|random)://[^/]')", "must have a path from '/' on: it is one in the image")
 NO_PARENT = Rule("!self.matches('(^|[/@])[.][.]($|[/@])')", "must have no '..' in a path")
 
-_RANKS_COMPUTE = (
-    ()
-    if RANKS_ON_ACCELERATORS
-    else (Rule("self.tensorParallel == 1 || !has(self.accelerator)", ONE_RANK, ".tensorParallel"),)
-)
 _GENERATES = "self.model.tasks.exists(t, t == 'Generate')"
 RULES: dict[type[Model], tuple[Rule, ...]] = {
     LLMDeployment: (NAME,),
@@ -181,10 +176,14 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             ".accelerator.claim",
         ),
         Rule(f"self.tensorParallel in {list(DEGREES)}", f"must be {ONE_OF_DEGREES}", ".tensorParallel"),
-        *_RANKS_COMPUTE,
         Rule(
             "!has(self.engine.offloadedLayers) || has(self.accelerator)",
             "needs an accelerator",
+            ".engine.offloadedLayers",
+        ),
+        Rule(
+            "!has(self.engine.offloadedLayers) || self.tensorParallel == 1",
+            "needs tensorParallel 1",
             ".engine.offloadedLayers",
         ),
         Rule(
@@ -389,6 +388,13 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             f"(has(self.decode) ? has(self.decode.accelerator) : !{_GENERATES}))",
             "fp8 needs an accelerator in both pools",
             ".model.kvCacheDtype",
+        ),
+        Rule(
+            "self.kvTransfer.transport != 'UCX' || "
+            "!(has(self.prefill.accelerator) && self.prefill.tensorParallel > 1 || "
+            "has(self.decode) && has(self.decode.accelerator) && self.decode.tensorParallel > 1)",
+            f"must not be UCX: {RANKS_NEED_TCP}",
+            ".kvTransfer.transport",
         ),
         Rule(
             "!has(self.decode) || !has(self.decode.engine.offloadedLayers) || self.decode.engine.offloadDecode",

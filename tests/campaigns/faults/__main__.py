@@ -3,12 +3,11 @@
 `kill` SIGKILLs workers and gateway processes of `baton up` under load; `pause` stops and wakes them; `cut` drops
 packets between processes that live in network namespaces (needs root); `cancel` hangs up at many points of a request's
 life. In `kept` workers are killed, and prefill workers may decode, too. In `flipping` workers are killed while some
-change their roles. In `ranks` workers have two ranks each, one of which is killed or stopped. In `structured` workers
-are killed, stopped and
-drained in turn, answers follow schemas, expressions and tools, and the KV pools are so small that sequences are
-preempted. Every whole text is known: a lost, repeated or different token is counted. Rounds are appended to a journal,
-so that a campaign can be run in slices; the summary in `bench/results` covers the whole journal. Exits with 1 when a
-round has a problem.
+change their roles. In `ranks` workers have two ranks each, one of which is killed, stopped, or slowed by 100 ms a step.
+In `structured` workers are killed, stopped and drained in turn, answers follow schemas, expressions and tools, and the
+KV pools are so small that sequences are preempted. Every whole text is known: a lost, repeated or different token is
+counted. Rounds are appended to a journal, so that a campaign can be run in slices; the summary in `bench/results`
+covers the whole journal. Exits with 1 when a round has a problem.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from campaigns.faults import cancel as faults_cancel
 from campaigns.faults import rounds as faults_rounds
 from campaigns.faults.fleet import Fleet, FlippingFleet, UpFleet, keeping_fleet
 from campaigns.faults.load import Ask, Load, asks
-from campaigns.faults.lost_ranks import LoseRank, ranked_fleet
+from campaigns.faults.lost_ranks import LoseRank, SlowRank, ranked_fleet
 from campaigns.faults.network import Cut, NetworkFleet, inside
 from campaigns.faults.rounds import Deck, Harm, Round
 from campaigns.faults.structured import structured_asks, structured_fleet
@@ -85,7 +84,8 @@ async def run(name: str, arguments: argparse.Namespace, folder: Path, journal: P
             return await campaign(keeping, [faults_rounds.KillWorker(draw)], asks(), arguments, journal)
     if name == "ranks":
         async with ranked_fleet(folder) as ranked:
-            return await campaign(ranked, [LoseRank(draw)], asks(), arguments, journal)
+            losses: list[Harm] = [LoseRank(draw)] * 4 + [SlowRank(draw)]
+            return await campaign(ranked, losses, asks(), arguments, journal)
     if name == "flipping":
         async with FlippingFleet(folder, draw) as flipping:
             harm = faults_rounds.KillWhileFlipping(draw, flipping.flip)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from baton_control.errors import ManifestError
+from baton_control.sizing.decision.budget import affordable_bounds
 from baton_control.sizing.inputs.deployment import sizing_spec, worker_prior
 from baton_testing.kube.manifests import deployment
+from baton_wire.messages.values import Role
 
 BOUNDS = {"min": 1, "max": 4}
 
@@ -28,3 +31,25 @@ def test_bounds_count_workers_and_ranks_on_cpus_take_nothing_of_a_budget() -> No
     )
     assert one == eight
     assert (eight.decode.minimum, eight.decode.maximum, eight.decode.accelerators) == (1, 4, 0)
+
+
+def test_bounds_count_the_accelerators_of_all_ranks_and_what_they_cost() -> None:
+    gpu = {"resource": "nvidia.com/gpu", "costPerHour": 3}
+    given = sizing_spec(
+        deployment(
+            prefill={"replicas": BOUNDS, "accelerator": gpu, "tensorParallel": 4},
+            decode={"replicas": BOUNDS, "accelerator": gpu},
+            autoscaling__budget={"maxAccelerators": 9},
+        )
+    )
+    assert [(pool.accelerators, pool.cost_per_hour) for pool in (given.prefill, given.decode)] == [(4, 12), (1, 3)]
+    assert affordable_bounds(given, Role.PREFILL, partners=1).maximum == 2, "two workers are eight of nine accelerators"
+    assert affordable_bounds(given, Role.DECODE, partners=2).maximum == 1
+
+
+def test_a_budget_below_the_accelerators_of_all_ranks_is_refused() -> None:
+    gpu = {"resource": "nvidia.com/gpu"}
+    pools = {"prefill": {"accelerator": gpu, "tensorParallel": 4}, "decode": {"accelerator": gpu, "tensorParallel": 2}}
+    assert deployment(**pools, autoscaling__budget={"maxAccelerators": 6})
+    with pytest.raises(ManifestError, match="5 is not allowed: must be at least 6, what both pools take"):
+        deployment(**pools, autoscaling__budget={"maxAccelerators": 5})

@@ -58,6 +58,26 @@ def test_layers_count_once_every_rank_has_written_them() -> None:
     assert reports.add_layers(0, LayersWritten(2, 2)) == 2
 
 
+def test_layers_of_stages_follow_each_other_and_steps_too() -> None:
+    reports = RankReports(2, are_stages=True)
+    assert reports.add_layers(0, LayersWritten(1, 2)) == 2
+    assert not reports.add_done(0, StepDone(1, None))
+    assert reports.add_layers(0, LayersWritten(2, 2)) is None, "the step before is not over"
+    assert reports.add_layers(1, LayersWritten(1, 3)) == 3
+    assert reports.add_layers(1, LayersWritten(1, 4)) == 4
+    assert not reports.add_done(0, StepDone(2, None))
+    assert reports.add_done(1, StepDone(1, 99, RESULT))
+    assert reports.take(1) == RESULT
+    assert reports.add_layers(1, LayersWritten(2, 3)) == 3
+
+
+def test_the_result_of_stages_is_the_last_one_s() -> None:
+    reports = RankReports(2, are_stages=True)
+    reports.add_done(0, StepDone(1, None))
+    assert reports.add_done(1, StepDone(1, 99, RESULT))
+    assert reports.take(1) == RESULT
+
+
 def test_a_rank_without_a_sign_of_life_is_found_and_one_that_never_gave_one_is_not() -> None:
     beats = Heartbeats(3)
     beats.beat(0)

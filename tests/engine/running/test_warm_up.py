@@ -29,7 +29,7 @@ class Watched:
     def __init__(self, model: Any) -> None:
         self.model, self.seen = model, list[StepRows]()
         self.kv_groups, self.embedding, self.vocabulary = model.kv_groups, model.embedding, model.vocabulary
-        self.drawn_logits = model.drawn_logits
+        self.drawn_logits, self.draws = model.drawn_logits, model.draws
 
     def hidden_states(self, ids: torch.Tensor, rows: StepRows, pool: torch.Tensor) -> Any:
         self.seen.append(rows)

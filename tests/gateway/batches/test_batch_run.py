@@ -198,6 +198,50 @@ async def test_a_tenant_whose_lines_wait_holds_no_slots_that_others_could_use(tm
     await service.desk.stop()
 
 
+async def test_answers_are_part_of_what_a_tenant_may_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one tenant's answers, some megabytes a line with log probabilities, fill the disk of all others."""
+    monkeypatch.setattr(batch_run, "SIZE_S", 0.0)
+
+    class Slow(Answers):
+        async def answer(self, tenant: str, line: BatchLine) -> LineAnswer:
+            await asyncio.sleep(0.02)
+            return await super().answer(tenant, line)
+
+    large = LineAnswer(200, b'{"text":"%s"}' % (b"x" * 1_000), "req-1")
+    service = Service(tmp_path, Slow(lambda tenant, custom_id: large if tenant == "acme" else DONE), concurrency=2)
+    object.__setattr__(service.desk.files.bounds, "all_bytes", 200_000)
+    old = service.desk.files.open_upload("acme")
+    old.write(b"x" * 150_000)
+    file = old.finish("old.jsonl", "batch", KEPT_S, service.desk.files.bounds)
+    old.close()
+    batch_id, other = service.begin(100), service.begin(9, "other")
+
+    def pause() -> str:
+        problem = service.find(batch_id)[1].pause
+        return "" if problem is None else problem.code
+
+    await until(lambda: pause() == "file_quota_exceeded")
+    asked = sum(name.startswith("acme") for name in service.answers.asked)
+    await service.until_ended(other, "other")
+    await asyncio.sleep(0.2)
+    assert sum(name.startswith("acme") for name in service.answers.asked) <= asked + 2 < 100
+    service.desk.store.delete_file("acme", file.id)
+    record = await service.until_ended(batch_id)
+    await service.desk.stop()
+    assert service.read(record) == (ids(100), [])
+
+
+async def test_a_tenant_whose_lines_take_for_ever_leaves_slots_for_others(tmp_path: Path) -> None:
+    service = Service(tmp_path, Answers(lambda tenant, custom_id: None if tenant == "acme" else DONE), concurrency=8)
+    for _ in range(2):
+        service.begin(50)
+    await until(lambda: len(service.answers.asked) >= 7)
+    other = service.begin(20, "other")
+    record = await service.until_ended(other, "other")
+    assert service.read(record) == (ids(20, "other"), [])
+    await service.desk.stop()
+
+
 async def test_a_line_that_the_server_fails_is_tried_again_and_then_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

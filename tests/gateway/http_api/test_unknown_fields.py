@@ -53,6 +53,17 @@ async def test_where_it_is_ignored_the_answer_names_it(lenient: HttpClient, path
     assert (await asked(lenient, path))[:2] == (200, None)
 
 
+async def test_a_missing_field_names_the_one_that_was_probably_meant(client: HttpClient) -> None:
+    """Found: "'messages' is required", for a body that had "mesages"."""
+
+    async def message(**body: object) -> str:
+        async with client.http.post(client.gateway.url(CHAT), json={"model": "tiny", **body}) as got:
+            return str((await got.json())["error"]["message"])
+
+    assert await message(mesages=[]) == "'messages' is required. Is 'mesages' meant?"
+    assert await message(temperature=1, **{"mess\u00e4ges": []}) == "'messages' is required."
+
+
 async def test_a_stream_and_a_refusal_name_it_too(lenient: HttpClient) -> None:
     body = {"model": "tiny", "prompt": "Hello", "documents": 3}
     for more, status in (({"stream": True}, 200), ({"max_tokens": 1_000_000}, 400)):

@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
-from baton_gateway.page.page_document import PageInputs, page_document
+from baton_gateway.page.page_document import PageInputs, limited_by, page_document
 from baton_gateway.page.page_part import PagePart, PageWorker
+from baton_gateway.records.record_builder import build_record
+from baton_gateway.records.trail import Moment, Trail, TrailFacts, keep
 from baton_testing.gateway.page_data import EVERYTHING
 from baton_wire.sketch import Sketch
 
@@ -53,3 +55,16 @@ def test_without_announced_sizes_it_is_not_known_what_is_missing() -> None:
     for wanted in sizes:
         prefill = pools(wanted, ("prefill", "live"))["prefill"]
         assert (prefill["wanted"], prefill["missing"]) == (None, None)
+
+
+def test_requests_that_are_held_for_a_busy_prefill_pool_name_that_pool() -> None:
+    """Found: with all workers alive the page said "Missing or lost workers", and never a pool's name."""
+    trail = Trail(10.0, 0.1)
+    for at_s, moment in ((10.01, Moment.OFFERED), (10.02, Moment.ADMITTED), (10.03, Moment.PREPARED)):
+        trail.mark(at_s, moment)
+    trail.mark(10.03, Moment.HELD, b"r" * 16)
+    trail.mark(14.0, Moment.ENDED, text="failed")
+    record = build_record(keep(trail, TrailFacts("id-1", "team", "m", "failed", "deadline_exceeded", 1e9)))
+    limit = limited_by([record], 1e9 + 60.0)
+    assert limit is not None
+    assert (limit["place"], limit["part"], limit["requests"]) == ("prefill", "held", 1)

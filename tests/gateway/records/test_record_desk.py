@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from baton_gateway import sibling_sockets
+from baton_gateway.records import record_ring
 from baton_gateway.records.record_desk import RecordDesk
-from baton_gateway.records.record_query import ProcessRecords, RecordQuery, RecordsPage, for_tenant
+from baton_gateway.records.record_query import ProcessRecords, RecordQuery, RecordsPage, answer_query, for_tenant
 from baton_gateway.records.record_ring import RecordRing
 from baton_gateway.records.trail import Moment, Trail, TrailFacts, keep
+from baton_gateway.sibling_sockets import SiblingSockets
+from baton_wire.fair_loop.charging import CHARGE, LoopAccount
 
 
 def filled(*ids: str, most: int = 10) -> RecordRing:
@@ -80,3 +85,34 @@ def test_older_records_make_room_and_are_counted() -> None:
 def test_a_tenant_sees_how_many_processes_did_not_answer_and_not_which() -> None:
     page = for_tenant(RecordsPage([], [ProcessRecords(6, 1, 0)], [0, 7]))
     assert (page.processes, page.silent) == ([], [0, 0])
+
+
+def test_a_search_decodes_only_records_that_may_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may ask for ids without end, and each process has 10,000 records."""
+    ring, decoded = filled("a1", "b2", "c3"), list[bytes]()
+    real = record_ring._kept_decoder
+
+    def decode(content: bytes) -> object:
+        decoded.append(content)
+        return real.decode(content)
+
+    monkeypatch.setattr(record_ring, "_kept_decoder", SimpleNamespace(decode=decode))
+    for query, number in ((RecordQuery("nosuch"), 0), (RecordQuery("b2"), 1), (RecordQuery(tenant="nobody"), 0)):
+        decoded.clear()
+        assert len(answer_query(ring, query).records) == len(decoded) == number
+
+
+async def test_questions_of_other_processes_are_charged_as_those_of_one_more_tenant(tmp_path: Path) -> None:
+    charged: list[LoopAccount] = []
+
+    def answer(question: bytes) -> bytes:
+        charge = CHARGE.get()
+        assert charge is not None
+        charged.append(charge.account)
+        return b"{}"
+
+    asked = SiblingSockets(tmp_path, "records-", answer, logging.getLogger())
+    await asked.start()
+    await SiblingSockets(tmp_path, "records-", None, logging.getLogger()).ask(b"?")
+    await asked.stop()
+    assert [(account.name, account.is_service, account.weight) for account in charged] == [("siblings", False, 1.0)]

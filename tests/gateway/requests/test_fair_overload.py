@@ -41,7 +41,14 @@ def virtual_pool(**options: Any) -> Iterator[VirtualPool]:
         pool.close()
 
 
-def flood(pool: VirtualPool, tenant: Tenant, connections: int, prompt_tokens: int, output_tokens: int) -> list[Client]:
+def flood(
+    pool: VirtualPool,
+    tenant: Tenant,
+    connections: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    until_s: float = UNTIL_S,
+) -> list[Client]:
     """Each connection asks again as soon as it was answered, and a second after it was refused. Those that ended."""
     ended: list[Client] = []
 
@@ -50,7 +57,7 @@ def flood(pool: VirtualPool, tenant: Tenant, connections: int, prompt_tokens: in
         pool.heap.after(1.0 if client.problem else 0.0, ask)
 
     def ask() -> None:
-        if pool.now < UNTIL_S:
+        if pool.now < until_s:
             pool.ask(tenant, prompt_tokens, output_tokens, on_end=again)
 
     for _ in range(connections):
@@ -124,6 +131,19 @@ def test_two_floods_are_served_by_their_weights() -> None:
 
     assert 0.8 < served(1.0) < 1.25
     assert served(4.0) > 2.0
+
+
+def test_floods_that_wait_for_decode_slots_have_them_by_their_weights() -> None:
+    weights = (1.0, 2.0, 4.0)
+    with virtual_pool(slots=32) as pool:
+        floods = [
+            flood(pool, Tenant(str(number), weight=weight), 60, 50, 100, until_s=40.0)
+            for number, weight in enumerate(weights)
+        ]
+        pool.run(40.0)
+    served = [sum(not client.problem and (client.ended_s or 0.0) > 15.0 for client in clients) for clients in floods]
+    shares = [count / sum(served) * sum(weights) / weight for count, weight in zip(served, weights, strict=True)]
+    assert all(0.9 < share < 1.1 for share in shares), shares
 
 
 def test_many_tenants_in_an_overload_hold_no_more_than_one_would() -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from baton_gateway.requests.model_load import ABOUT_S, LIGHT_SHARE, RECENT_S, ModelLoad
+from baton_gateway.requests.model_load import ABOUT_S, LIGHT_SHARE, RECENT_S, Capacity, ModelLoad
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.tenant_load import TenantShare, WorkAhead, estimate_work_ahead
 from baton_gateway.requests.wait_prediction import Work
@@ -15,6 +15,7 @@ from baton_gateway.workers.pool_load import PoolService
 
 A, B, C = Tenant("a"), Tenant("b"), Tenant("c")
 HEAVY = Tenant("heavy", weight=100.0)
+ONE_WORKER = Capacity(1.0, 0.0)
 PREFILL, FREE = PoolService(0.0, 1_000.0), PoolService(is_limiting=False)
 
 
@@ -85,7 +86,7 @@ def test_whatever_way_requests_take_a_tenant_without_any_is_forgotten(seed: int)
                 case 2:
                     load.mark_answered(known)
                 case 3:
-                    load.set_running(known, dice.randrange(4))
+                    load.set_running(known, dice.randrange(4), float(ticket))
                 case _:
                     load.remove(known, float(ticket))
                     inside.discard(known)
@@ -163,22 +164,22 @@ def test_tokens_at_the_workers_belong_to_whoever_was_sent() -> None:
 def test_a_tenant_that_takes_little_is_light_and_comes_back_to_it() -> None:
     load, light_s = filled((A, 0.0), (HEAVY, 0.0)), LIGHT_SHARE * RECENT_S
     load.record_prefill(A, light_s, 100, 0.0)
-    assert load.lead("a", 1.0, 0.0) == 0.0
+    assert load.lead("a", ONE_WORKER, 0.0) == 0.0
     load.record_prefill(A, 3.0, 100, 0.0)
-    assert load.lead("a", 1.0, 0.0) == pytest.approx(light_s + 3.0)
-    assert load.lead("a", 4.0, 0.0) == 0.0, "more workers, a smaller part"
-    assert load.lead("a", 1.0, 3 * RECENT_S) == 0.0
+    assert load.lead("a", ONE_WORKER, 0.0) == pytest.approx((light_s + 3.0) / RECENT_S)
+    assert load.lead("a", Capacity(4.0, 0.0), 0.0) == 0.0, "more workers, a smaller part"
+    assert load.lead("a", ONE_WORKER, 3 * RECENT_S) == 0.0
     load.record_prefill(HEAVY, 300.0, 100, 0.0)
-    assert load.lead("heavy", 1.0, 0.0) == pytest.approx(3.0), "for its weight"
-    assert load.lead("nobody", 1.0, 0.0) == 0.0
+    assert load.lead("heavy", ONE_WORKER, 0.0) == pytest.approx(3.0 / RECENT_S), "for its weight"
+    assert load.lead("nobody", ONE_WORKER, 0.0) == 0.0
 
 
 def test_a_tenant_that_brings_much_at_once_is_not_light_before_anything_of_it_was_sent() -> None:
     load = filled(*((A, 100.0) for _ in range(50)), (B, 100.0))
-    assert load.lead("a", 1.0, 0.0) == 0.0, "the time per token is unknown"
+    assert load.lead("a", ONE_WORKER, 0.0) == 0.0, "the time per token is unknown"
     load.record_prefill(C, 0.1, 100, 0.0)
-    assert 0.0 < load.lead("a", 1.0, 0.0) < 0.01, "and what waits is no reason to go later than others"
-    assert load.lead("b", 1.0, 0.0) == 0.0
+    assert 0.0 < load.lead("a", ONE_WORKER, 0.0) < 0.01, "and what waits is no reason to go later than others"
+    assert load.lead("b", ONE_WORKER, 0.0) == 0.0
 
 
 def test_what_was_sent_of_tenants_that_left_is_forgotten() -> None:
@@ -216,3 +217,35 @@ def test_how_long_requests_are_at_work_is_learned_of_those_that_ended() -> None:
     work = load.tenant("a")
     assert work is not None
     assert work.mean_s == pytest.approx(0.95 * 4.0 + 0.05 * 8.0)
+
+
+def test_a_tenant_that_takes_many_slots_is_not_light_however_short_its_prompts_are() -> None:
+    load, capacity = ModelLoad(), Capacity(1.0, 64.0)
+    for ticket, tenant in enumerate((A, HEAVY)):
+        load.add(ticket, Work(), tenant, is_queued=False)
+        load.mark_sent(ticket)
+    load.set_running(0, 8, 0.0)
+    load.set_running(1, 8, 0.0)
+    assert load.lead("a", capacity, 0.0) == 0.0, "an eighth of the slots, and only now"
+    assert load.lead("a", capacity, 5 * RECENT_S) == 0.0
+    load.set_running(0, 32, 5 * RECENT_S)
+    load.set_running(1, 32, 5 * RECENT_S)
+    assert load.lead("a", capacity, 10 * RECENT_S) == pytest.approx(0.5, rel=0.02), "half of the slots"
+    assert load.lead("heavy", capacity, 10 * RECENT_S) == pytest.approx(0.005, rel=0.02), "for its weight"
+    load.set_running(0, 0, 10 * RECENT_S)
+    assert 0.0 < load.lead("a", capacity, 10 * RECENT_S) < 0.5, "what it had lately counts for a while"
+    assert load.lead("a", capacity, 20 * RECENT_S) == 0.0
+
+
+def test_a_tenant_whose_requests_wait_for_slots_is_not_light() -> None:
+    load = filled(*((A, 0.0) for _ in range(9)), (B, 0.0))
+    assert load.lead("a", Capacity(1.0, 64.0), 0.0) > 0.0 == load.lead("b", Capacity(1.0, 64.0), 0.0)
+    assert load.lead("a", ONE_WORKER, 0.0) == 0.0, "a model that only encodes has no slots"
+
+
+def test_weights_are_compared_with_those_of_tenants_that_ask() -> None:
+    load = ModelLoad()
+    load.add(1, Work(), A)
+    assert load.relative_weight("a") == 1.0
+    load.add(2, Work(), Tenant("b", weight=3.0))
+    assert (load.relative_weight("a"), load.relative_weight("b"), load.relative_weight("nobody")) == (0.5, 1.5, 1.0)

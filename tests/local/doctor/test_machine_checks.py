@@ -55,6 +55,7 @@ PLANTED: list[tuple[MachineFacts, dict[str, Any], str, State, str]] = [
     (LAPTOP, {"open_files": None}, "open files", State.UNKNOWN, ""),
     (LAPTOP, {"free_bytes": GB}, "memory", State.WARNING, "stop"),
     (LAPTOP, {"free_bytes": None}, "memory", State.UNKNOWN, ""),
+    (LAPTOP, {"cpu_waiting_share": 0.85}, "cpu", State.WARNING, "busy machine"),
     (LAPTOP, {"resolves_localhost": False}, "dns", State.FAILED, "/etc/hosts"),
     (LAPTOP, {"resolves_hub": False}, "dns", State.WARNING, "resolv.conf"),
     (LAPTOP, {"resolves_hub": None}, "dns", State.UNKNOWN, ""),

@@ -18,6 +18,7 @@ from baton_local.doctor.machine_facts import RdmaPort
 from baton_local.doctor.machine_reading import (
     _fetch_host,
     may_open_rdma,
+    read_cpu_pressure,
     read_folder,
     read_machine,
     read_network,
@@ -81,6 +82,17 @@ def test_this_machine_is_read(tmp_path: Path) -> None:
     assert facts.resolves_hub is True, "a proxy resolves the hub's name"
     for known in (facts.shm_bytes, facts.open_files, facts.cpus, facts.free_bytes, facts.run_folder, facts.port):
         assert known is not None
+
+
+def test_the_wait_for_a_cpu_is_read_from_the_container_before_the_machine(tmp_path: Path) -> None:
+    own, whole = tmp_path / "own", tmp_path / "whole"
+    assert read_cpu_pressure((own, whole)) is None
+    whole.write_text("some avg10=91.41 avg60=85.43 avg300=82.03 total=549\nfull avg10=0.00 avg60=0.00 total=0\n")
+    assert read_cpu_pressure((own, whole)) == pytest.approx(0.8543)
+    own.write_text("some avg10=0.00 avg60=2.00 avg300=0.00 total=9\n")
+    assert read_cpu_pressure((own, whole)) == pytest.approx(0.02)
+    own.write_text("")
+    assert read_cpu_pressure((own,)) is None
 
 
 def test_rdma_devices_and_interfaces_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:

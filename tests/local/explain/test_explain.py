@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import threading
@@ -16,11 +17,14 @@ from baton_gateway.records.request_record import RecordSpan
 from baton_gateway.records.trail import Moment, Trail, TrailFacts, keep
 from baton_gateway.requests.record_keeping import refused_trail
 from baton_local.__main__ import main
+from baton_local.commands import explain
 from baton_local.commands.explain import with_names
 from baton_local.explain import record_sources
 from baton_local.explain.perfetto import trace_events
 from baton_local.explain.record_sources import FoundRecords, query_path
 from baton_local.explain.story import list_records, tell_story
+from baton_local.fleet.run_dir import base_directory, claimed, write_json
+from baton_testing.processes.run_record import GATEWAY, RUN_RECORD
 from baton_wire.messages.values import LegTimes
 
 RUN, P, D = b"r" * 16, b"p" * 16, b"d" * 16
@@ -74,6 +78,27 @@ def test_a_request_that_was_refused_on_arrival_is_explained_by_its_code() -> Non
     ).splitlines()
     assert title.startswith("id-1: refused (tokens_exceeded) after 2.0 ms")
     assert verdict.startswith("Refused before it began, with tokens_exceeded: ")
+
+
+def test_an_id_is_looked_for_in_all_deployments_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: with two deployments the command asked for --name, which the id's finder does not know."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    base = base_directory()
+    monkeypatch.setattr(
+        explain, "ask_gateways", lambda url, *_: FoundRecords([RECORD] if url.endswith(":9002") else [], 1, 0, ())
+    )
+    with claimed(base, "default.first") as first, claimed(base, "default.second") as second:
+        for run, port in ((first, 9001), (second, 9002)):
+            record = msgspec.structs.replace(RUN_RECORD, processes=(dataclasses.replace(GATEWAY, admin_port=port),))
+            write_json(run.record, msgspec.to_builtins(record))
+        assert main(["explain", "id-1"]) == 0
+        assert capsys.readouterr().out.startswith("id-1: finished after 2.01 s")
+        assert main(["explain", "--slowest", "3"]) != 0
+        assert "choose one with --name" in capsys.readouterr().err
+        assert main(["status"]) == 0
+        assert capsys.readouterr().out.count("PROCESS") == 2, "each of them is shown"
 
 
 def test_spans_tile_the_record() -> None:

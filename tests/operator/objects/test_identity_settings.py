@@ -191,6 +191,7 @@ def test_tokens_that_are_configured_by_half_are_refused_by_the_field(jwt: Json, 
     with pytest.raises(ValueError, match="--identity: ") as refused:
         platform(jwt=jwt)
     assert field in str(refused.value)
+    assert "word" not in str(refused.value), "no message repeats a password"
 
 
 @pytest.mark.parametrize(

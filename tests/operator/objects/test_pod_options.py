@@ -195,14 +195,14 @@ def test_a_worker_with_fewer_cpus_than_ranks_has_one_thread_in_each() -> None:
     assert "--threads=1" in container["command"]
 
 
-def test_each_rank_has_an_accelerator_of_its_own_once_workers_have_ranks_there(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_each_rank_has_an_accelerator_of_its_own(degree: int) -> None:
     gpus: Json = {"decode__accelerator": {"resource": "nvidia.com/gpu", "with": {"rdma/ib": 1}}}
-    with pytest.raises(ManifestError, match="must be 1 with an accelerator: several ranks compute on CPUs only"):
-        pod_of(Role.DECODE, **gpus, decode__tensorParallel=2)
-    monkeypatch.setattr("baton_control.spec.tensor_parallel.RANKS_ON_ACCELERATORS", True)
-    pod = pod_of(Role.DECODE, **gpus, decode__tensorParallel=2)
-    for amounts in pod["spec"]["containers"][0]["resources"].values():
-        assert amounts == {"nvidia.com/gpu": "2", "rdma/ib": "1"}, "what is `with` it counts for the worker"
+    pod = pod_of(Role.DECODE, **gpus, decode__tensorParallel=degree)
+    container = pod["spec"]["containers"][0]
+    assert f"--tensor-parallel={degree}" in container["command"]
+    for amounts in container["resources"].values():
+        assert amounts == {"nvidia.com/gpu": str(degree), "rdma/ib": "1"}, "what is `with` it counts for the worker"
     assert violations(pod["spec"]) == []
 
 
@@ -222,7 +222,7 @@ def test_every_flag_that_baton_sets_is_reserved() -> None:
         flags = {argument.removeprefix("--").partition("=")[0] for argument in argv if argument.startswith("--")}
         assert flags <= set(RESERVED_ARGUMENTS)
         options = {option.removeprefix("--") for action in parser(role)._actions for option in action.option_strings}
-        free = {"kernels"} if role is Role.PREFILL else {"kernels", "landing-bytes"}
+        free = {"kernels", "pipeline-parallel"} | ({"landing-bytes"} if role is Role.DECODE else set())
         assert {option for option in options if not option.startswith("-")} - set(RESERVED_ARGUMENTS) == free
 
 

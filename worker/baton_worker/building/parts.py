@@ -89,7 +89,7 @@ def scheduler_of(
         chunk_tokens=config.chunk_tokens,
         max_waiting=config.max_waiting,
         windows=pool.geometry.windows,
-        devices=config.tensor_parallel,
+        devices=config.tensor_parallel * config.pipeline_parallel,
     )
     return Scheduler(settings) if masks is None else Scheduler(settings, masks.compiler.is_ready)
 

@@ -1,4 +1,5 @@
-"""Build the engine of a worker with several ranks: the ranks are processes, and this one plans for them.
+"""Build the engine of a worker with several ranks: the ranks are processes, and this one plans for them. They share
+each layer, or are the stages of a pipeline.
 
 This process holds no weights. It maps the memory of every rank's KV pool too, which it makes itself on a CPU and the
 rank on a GPU, so that the hand-over and the prefix cache read and write all heads here, without another copy.
@@ -32,6 +33,7 @@ from baton_wire.kv_shape import KvGeometry
 from baton_wire.models.decoder_spec import DecoderSpec
 from baton_wire.models.errors import ModelConfigError, ModelError
 from baton_wire.models.sharding.degrees import check_degree
+from baton_wire.models.sharding.stages import check_stages
 from baton_worker.building import block_budget as capacity
 from baton_worker.building.bundle_files import read_bundle
 from baton_worker.building.engine import BLOCK_TOKENS, peak_of_device
@@ -64,14 +66,19 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
     bundle = read_bundle(model_directory(config.model))
     stages = StartStages()
     served = _read_model(config)
+    ranks, are_stages = config.tensor_parallel * config.pipeline_parallel, config.pipeline_parallel > 1
     with ExitStack() as ended:
         try:
-            processes = RankProcesses.start(config.tensor_parallel)
+            processes = RankProcesses.start(ranks, are_stages=are_stages)
             ended.callback(processes.close)
-            loaded = _load(processes, config, gpus)
+            loaded = _load(processes, config, gpus, served.config.num_layers if are_stages else None)
             model_hash, generates = agreed_share(loaded)
             served = replace(served, config=replace(served.config, generates=generates))
-            encoding = encoding_limits(served.config, config.tasks)
+            encoding = None if are_stages else encoding_limits(served.config, config.tasks)
+            if are_stages and not generates:
+                raise ConfigError(
+                    f"argument --pipeline-parallel: {ranks}: the model has no head for tokens; allowed for it: 1"
+                )
             stages.end("weights")
             geometry = kv_geometry(served.config, served.kv_dtype, config.block_tokens or BLOCK_TOKENS[config.device])
             shapes = rank_geometries(geometry, config.tensor_parallel)
@@ -86,14 +93,15 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
         except ModelError as error:
             raise ConfigError(f"argument --model: {error}") from error
         except MemoryError as error:
-            raise ConfigError(f"argument --tensor-parallel: {config.tensor_parallel}: {error}") from error
+            flag = "pipeline-parallel" if are_stages else "tensor-parallel"
+            raise ConfigError(f"argument --{flag}: {ranks}: {error}") from error
         stages.end("ranks")
         for pool in pools if gpus else pools[:1]:
             pool.warm_up()
         stages.end("hand-over")
         masks = row_masks(bundle, served.config.vocab_size, config.max_sequences, CPU)
         scheduler = scheduler_of(config, pools[0], served.max_context_tokens, masks)
-        runner = RankedRunner(processes, masks)
+        runner = RankedRunner(processes, masks, are_stages=are_stages)
         ended.pop_all()
     return EngineParts(
         bundle=bundle,
@@ -101,7 +109,7 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
         pools=pools,
         landing_bytes=sized.landing_bytes,
         scheduler=scheduler,
-        stepper=Stepper(scheduler, runner, observe_step),
+        stepper=Stepper(scheduler, runner, observe_step, config.pipeline_parallel),
         limits=limits_of(config, served.config.vocab_size, served.max_context_tokens, encoding=encoding),
         fingerprint=fingerprint_of(served, model_hash, geometry, bundle),
         watch_layers=runner.watch_layers,
@@ -127,6 +135,10 @@ def _read_model(config: WorkerConfig) -> LoadedFacts:
         check_degree(spec, config.tensor_parallel)
     except ModelConfigError as error:
         raise ConfigError(f"argument --tensor-parallel: {error}") from error
+    try:
+        check_stages(spec, config.pipeline_parallel)
+    except ModelConfigError as error:
+        raise ConfigError(f"argument --pipeline-parallel: {error}") from error
     dtype = default_dtype(spec, torch.device(config.device)) if config.dtype == "auto" else DTYPES[config.dtype]
     named = named_kv_dtype(config)
     return LoadedFacts(spec, dtype, dtype if named is None else KV_DTYPES[named], context)
@@ -136,10 +148,13 @@ def _read_spec(model: str) -> DecoderSpec:
     return servable_config(config_path(model)) if model.startswith(RANDOM_SCHEME) else read_spec(Path(model))
 
 
-def _load(processes: RankProcesses, config: WorkerConfig, gpus: tuple[int, ...]) -> list[ShareLoaded]:
-    """Let the ranks load their shares. Raises ModelError and MemoryError."""
+def _load(
+    processes: RankProcesses, config: WorkerConfig, gpus: tuple[int, ...], layers: int | None
+) -> list[ShareLoaded]:
+    """Let the ranks load their shares. `layers`: of the model, which are shared out as stages. Raises ModelError and
+    MemoryError."""
     dtype = None if config.dtype == "auto" else config.dtype
-    return processes.load(LoadShare(config.model, dtype, config.max_context_tokens, config.threads, gpus))
+    return processes.load(LoadShare(config.model, dtype, config.max_context_tokens, config.threads, gpus, layers))
 
 
 def _free_bytes(loaded: Sequence[ShareLoaded], gpus: tuple[int, ...]) -> int:

@@ -318,7 +318,7 @@ async def _build_engine(
     emulated start-up lasted, and when a rank was lost."""
     imports_s, began_s = process.age_s(), time.monotonic()
     if config.paced is None:
-        build = engine.build if config.tensor_parallel == 1 else ranked_engine.build
+        build = ranked_engine.build if config.has_ranks else engine.build
         try:
             parts = await asyncio.to_thread(build, config, observe_step)
         except RankLostError as error:

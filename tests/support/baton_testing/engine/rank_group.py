@@ -30,6 +30,7 @@ class RankGroup:
     processes: RankProcesses
     pools: Sequence[KvPool]
     losses: list[RankLostError] = field(default_factory=list)
+    are_stages: bool = False
 
     @property
     def pids(self) -> list[int]:
@@ -37,19 +38,27 @@ class RankGroup:
 
     def runner(self, masks: RowMasks | None = None) -> RankedRunner:
         """A runner for this group; nothing of an earlier one may be in flight."""
-        return RankedRunner(self.processes, masks)
+        return RankedRunner(self.processes, masks, are_stages=self.are_stages)
 
 
 @contextmanager
 def rank_group(
-    ranks: int, model: Path = FOLDER, blocks: int = 400, slots: int = 16, gpus: tuple[int, ...] = ()
+    ranks: int,
+    model: Path = FOLDER,
+    blocks: int = 400,
+    slots: int = 16,
+    gpus: tuple[int, ...] = (),
+    are_stages: bool = False,
 ) -> Iterator[RankGroup]:
-    """Ranks that are ready, on CPUs unless `gpus` names the GPU of each. They are killed at the end."""
-    processes = RankProcesses.start(ranks)
+    """Ranks that are ready, on CPUs unless `gpus` names the GPU of each. They are killed at the end. `are_stages`: the
+    stages of a pipeline, with one pool."""
+    processes = RankProcesses.start(ranks, are_stages=are_stages)
     try:
-        processes.load(LoadShare(str(model), "float32", None, 1, gpus))
         spec = read_spec(model)
-        shapes = [kv_geometry(shard_spec(spec, rank, ranks), torch.float32, BLOCK_TOKENS) for rank in range(ranks)]
+        layers = spec.num_layers if are_stages else None
+        processes.load(LoadShare(str(model), "float32", None, 1, gpus, layers))
+        parts = [spec] if are_stages else [shard_spec(spec, rank, ranks) for rank in range(ranks)]
+        shapes = [kv_geometry(part, torch.float32, BLOCK_TOKENS) for part in parts]
         order = MakeRunner(blocks, BLOCK_TOKENS, slots, decodes=True, hands_over=True)
         size = blocks * shapes[0].block_bytes
         memories: list[mmap | Tensor]
@@ -58,13 +67,13 @@ def rank_group(
             handles = processes.make_runners_on_gpus(order)
             memories = [handle.map(size, device) for handle, device in zip(handles, devices, strict=True)]
         else:
-            devices = [CPU] * ranks
+            devices = [CPU] * len(shapes)
             memories = [memory.bytes for memory in processes.make_runners(order, size)]
         pools = [
             KvPool(shape, blocks, torch.float32, device, memory=memory)
             for shape, device, memory in zip(shapes, devices, memories, strict=True)
         ]
-        group = RankGroup(processes, pools)
+        group = RankGroup(processes, pools, are_stages=are_stages)
         processes.watch_loss(group.losses.append)
         yield group
     finally:

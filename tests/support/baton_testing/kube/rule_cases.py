@@ -96,8 +96,13 @@ def pool_cases(pool: str) -> Iterator[Case]:
     yield bounded(
         f"spec.{pool}.replicas", "must be at most", f"{pool}__replicas", {"min": 2, "max": 2}, {"min": 3, "max": 2}
     )
-    one, two = ({pool: {"tensorParallel": width, "accelerator": GPU}} for width in (1, 2))
-    yield Case(f"spec.{pool}", "must be 1 with an accelerator", manifest(**one), manifest(**two))
+    for degree, device in ((1, {"accelerator": GPU}), (2, {})):
+        over_ucx = manifest(**{pool: {"tensorParallel": degree, **device}}, kvTransfer__transport="UCX")
+        ranked = manifest(**{pool: {"tensorParallel": 2, "accelerator": GPU}}, kvTransfer__transport="UCX")
+        yield Case("spec", "must not be UCX", over_ucx, ranked)
+    offloading: Json = {"offloadedLayers": 1, "offloadDecode": True}
+    one, two = ({pool: {"tensorParallel": width, "accelerator": GPU, "engine": offloading}} for width in (1, 2))
+    yield Case(f"spec.{pool}", "needs tensorParallel 1", manifest(**one), manifest(**two))
     yield bounded(f"spec.{pool}", "must be 1, 2, 4 or 8", f"{pool}__tensorParallel", 4, 3)
     yield from _accelerator_cases(pool)
     yield bounded(

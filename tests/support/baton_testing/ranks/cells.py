@@ -6,8 +6,6 @@ What lands is compared with the KV that a single rank would hold, byte for byte.
 from __future__ import annotations
 
 import random
-import secrets
-import time
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -15,26 +13,13 @@ import torch
 from torch import Tensor
 
 from baton_engine.memory.kv_pool import KvPool
-from baton_kv_transfer.decode.transfer import DecodeTransfer, LandingMemory
-from baton_kv_transfer.handover import Reservation
-from baton_kv_transfer.prefill.transfer import PrefillTransfer
 from baton_kv_transfer.ranks.tensor_parallel import heads_of, rank_geometries
-from baton_kv_transfer.transfer_parts import TransferParts
-from baton_testing.kv_transfer.builders import (
-    FAST,
-    DecodeRecord,
-    PrefillRecord,
-    eventually,
-    fingerprint,
-    first_tokens,
-)
+from baton_testing.ranks.linked_pools import Moved, linked
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
-from baton_wire.messages.values import Address, PeerRef, RequestKey
 
 DTYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32}
 BLOCKS = 40
-CONFIG = replace(FAST, group_bytes=256)
 REQUESTS = ((37, 0), (33, 16), (48, 16), (16, 16))
 """Tokens, and how many of them the decode worker has."""
 
@@ -80,37 +65,13 @@ async def run_cell(cell: RankCell, seed: int, keys: KeyDirectory) -> None:
     for rank, pool in enumerate(sources):
         heads = heads_of(cell.kv_heads, cell.prefill, rank)
         pool.tensor.view(torch.uint8).copy_(whole.tensor.view(torch.uint8)[:, :, :, heads.start : heads.stop])
-    prefill_record, decode_record = PrefillRecord(), DecodeRecord()
-    model, epochs = fingerprint(kv_heads=cell.kv_heads), (secrets.token_bytes(16), secrets.token_bytes(16))
-    p_parts, d_parts = (
-        TransferParts(epoch=epoch, fingerprint=model, geometry=shape, keys=keys, config=CONFIG)
-        for epoch, shape in zip(epochs, (source, target), strict=True)
-    )
-    p = PrefillTransfer(p_parts, sources, prefill_record)
-    d = DecodeTransfer(d_parts, sinks, decode_record, LandingMemory(1 << 20), host="127.0.0.1")
-    await p.start()
-    await d.start()
-    try:
-        peer = PeerRef(address=Address(host="127.0.0.1", port=d.port), epoch=epochs[1])
-        for number, (tokens, cached) in enumerate(REQUESTS, 1):
-            key, until = RequestKey(rng.randbytes(16), 1), time.monotonic() + 60.0
+    async with linked(keys, (source, sources), (target, sinks)) as link:
+        for tokens, cached in REQUESTS:
             blocks = tuple(rng.sample(range(BLOCKS), -(-tokens // source.block_tokens)))
             places = tuple(rng.sample(range(BLOCKS), -(-tokens // target.block_tokens)))
-            d.expected(key, epochs[0], Reservation(tokens, cached, places, (0,), until))
-            p.opened(key, peer, tokens, until)
-            for rank in range(cell.prefill):
-                p.computing(key, tokens // 2, 2, blocks, rank)
-            p.computed(key, tokens // 2, blocks)
-            p.computed(key, tokens, blocks)
-            p.first_tokens(key, first_tokens(0))
-            await eventually(lambda count=number: len(decode_record.landed) == count or decode_record.failed)  # type: ignore[misc]
-            await eventually(lambda count=number: len(prefill_record.released) == count)  # type: ignore[misc]
-            assert (decode_record.failed, prefill_record.reports) == ([], [])
+            await link.hand_over(rng.randbytes(16), Moved(tokens, cached, blocks, places))
             computed = tokens_of(whole, blocks, cached, tokens)
             for rank, pool in enumerate(sinks):
                 heads = heads_of(cell.kv_heads, cell.decode, rank)
                 mine = computed[:, :, :, heads.start : heads.stop]
                 assert torch.equal(tokens_of(pool, places, cached, tokens), mine), f"rank {rank} of {cell}"
-    finally:
-        await p.stop()
-        await d.stop()

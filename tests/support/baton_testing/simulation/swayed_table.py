@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+
+import msgspec
 
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.worker_view import WorkerView
@@ -21,7 +22,7 @@ class SwayedTable(WorkerTable):
 
     def _swayed(self, view: WorkerView) -> WorkerView:
         token_s = self._dice.choice((1e-6, 1e-5, 1e-4))
-        return replace(
+        return msgspec.structs.replace(
             view,
             load_sequences=max(1, view.load_sequences),
             rows_s=self._tpot_s * self._dice.choice((0.1, 0.7, 2.0)),

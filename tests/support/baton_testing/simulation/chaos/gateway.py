@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
+import msgspec
+
 from baton_gateway.errors import ProcessNotStartedError, RefusedError, TurnTimeoutError
 from baton_gateway.helper_processes.process_lane import HealthProblem
 from baton_gateway.http_api.lookups import Lookups
@@ -89,10 +91,10 @@ class ChaosClient(SimClient):
 
     def request(self) -> CompletionRequest | ChatRequest:
         request, plan = super().request(), self.plan
-        options = replace(request.options, stop=())
+        options = msgspec.structs.replace(request.options, stop=())
         match plan.form:
             case Form.IDS:
-                return replace(request, options=options)
+                return msgspec.structs.replace(request, options=options)
             case Form.TEXT:
                 return CompletionRequest(options, (text_of(plan.tokens),), echo=False)
         half = len(plan.tokens) // 2

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from baton_decode_worker.service import DecodeService
 from baton_engine.memory.blocks import BlockOwner, BlockPool
 from baton_engine.scheduling.engine_config import EngineConfig
@@ -265,7 +267,9 @@ class CountsForcedTokensAsPrompt(RequestLife):
         if isinstance(action, Send) and isinstance(action.message, Prefill | Reserve):
             message = action.message
             values = {name: getattr(message, name) for name in message.__struct_fields__}
-            return replace(action, message=type(message)(**{**values, "prompt_tokens": len(message.tokens) // 4}))
+            return msgspec.structs.replace(
+                action, message=type(message)(**{**values, "prompt_tokens": len(message.tokens) // 4})
+            )
         return action
 
 
@@ -281,7 +285,7 @@ class LosesFinishReasons(RequestLife):
 
     def handle(self, event: Event, now: float) -> list[Action]:
         actions = super().handle(event, now)
-        return [replace(a, finish=None) if isinstance(a, Deliver) else a for a in actions]
+        return [msgspec.structs.replace(a, finish=None) if isinstance(a, Deliver) else a for a in actions]
 
 
 class CallsFailuresFinished(RequestLife):
@@ -310,7 +314,7 @@ class PairsAnyRevision(Routing):
     """vllm#55776, kvcached#391: the model's revision is not compared."""
 
     def _pick(self, query: RouteQuery, policy: RoutePolicy) -> Route | Problem:
-        views = [replace(view, fingerprint=query.fingerprint) for view in self._table.views()]
+        views = [msgspec.structs.replace(view, fingerprint=query.fingerprint) for view in self._table.views()]
         return pick(query, views, policy)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
@@ -76,7 +75,9 @@ class IgnoresConflicts(RequestLife):
         entry, run = event.entry, self._runs.get(event.entry.request)
         if run is not None and entry.attempt == run.attempt:
             known = self._choices[run.prompt * self._n + entry.choice].ids[entry.first_index :][: len(entry.ids)]
-            event = replace(event, entry=msgspec.structs.replace(entry, ids=(*known, *entry.ids[len(known) :])))
+            event = msgspec.structs.replace(
+                event, entry=msgspec.structs.replace(entry, ids=(*known, *entry.ids[len(known) :]))
+            )
         return super()._arrived(event, now)
 
     def handle(self, event: Event, now: float) -> list[Action]:
