@@ -66,10 +66,22 @@ _GPT_OSS_120B: Final = (
 )
 """Whole steps at 1, 8 and 32 rows and at prompts of 2,048 and 8,192; between them by the experts' layers
 (lab/experts.md)."""
+_GPT_OSS_20B: Final = (
+    *((1, 1.68e-3), (2, 2.2e-3), (4, 3e-3), (8, 4.2e-3), (32, 5.6e-3), (128, 6.9e-3), (512, 11e-3)),
+    *((1_024, 17e-3), (4_096, 57e-3), (8_192, 114e-3)),
+)
+_QWEN3_30B_A3B: Final = (
+    *((1, 2.7e-3), (8, 7.5e-3), (16, 10.8e-3), (32, 14.8e-3), (128, 18.8e-3), (512, 21e-3)),
+    *((1_024, 26e-3), (4_096, 58e-3), (8_192, 131e-3)),
+)
+"""As above: whole steps of 1, 32 and 128 rows and of prompts, between them the experts' layers."""
 STEP_TIMES: Final[dict[str, StepTimes]] = {
     "h200": StepTimes(4.15e-3, 6.5e-6, 22.4e-6, 144, 38.9e-9, 0.9e-3, 0.63e-9, 2.5e-3),
     "h100": StepTimes(5.53e-3, 8e-6, 20e-6, 176, 48.5e-9, 0.8e-3, 1.25e-9, 3.5e-3),
     "h200-gpt-oss-120b": MeasuredTimes(0.0, 0.0, 0.0, 0, 8.4e-9, 0.0, 0.0, 2.5e-3, _GPT_OSS_120B),
+    "h200-gpt-oss-20b": MeasuredTimes(0.0, 0.0, 0.0, 0, 6.1e-9, 0.0, 0.0, 2.5e-3, _GPT_OSS_20B),
+    "h200-qwen3-30b-a3b": MeasuredTimes(0.0, 0.0, 0.0, 0, 24.5e-9, 0.0, 0.0, 2.5e-3, _QWEN3_30B_A3B),
+    "h200-llama-3.3-70b-fp8": StepTimes(19.1e-3, 50e-6, 122e-6, 150, 82e-9, 2e-3, 3e-9, 2.5e-3),
 }
 """Measured on two workers under load (lab/goodput.md). Alone a step of few rows takes an H200 3.95 ms."""
 

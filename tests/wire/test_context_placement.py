@@ -74,6 +74,32 @@ def test_sequences_that_end_before_a_turn_lands_make_no_answer_late() -> None:
     assert place_context(prefill, away, OWN_S, TARGETS) is Placement.PREFILL_LOCAL
 
 
+def test_first_tokens_of_pieces_that_are_dear_leave_no_room_for_a_turn_at_its_home() -> None:
+    busy = side(0, queued_tokens=10_000)
+    assert place(busy, side(5)) is Placement.DECODE_LOCAL
+    assert place(busy, side(5, piece_fixed_s=0.008)) is Placement.DISAGGREGATED
+    assert place(busy, side(5, recent_step_s=0.016)) is Placement.DISAGGREGATED, "steps turn out too long"
+
+
+def test_while_nothing_shows_what_pieces_cost_few_tokens_are_tried_and_no_answer_is_kept() -> None:
+    busy = side(0, queued_tokens=10_000)
+    assert place(busy, side(5, knows_pieces=False)) is Placement.DECODE_LOCAL
+    assert place(busy, side(5, knows_pieces=False, queued_tokens=2_000)) is Placement.DISAGGREGATED
+    assert place(side(4), side(14)) is Placement.PREFILL_LOCAL
+    assert place(side(4, knows_pieces=False), side(14)) is Placement.DISAGGREGATED
+    assert place(side(4, recent_step_s=0.016), side(14)) is Placement.DISAGGREGATED, "its steps turn out too long"
+
+
+def test_an_answer_that_a_prefill_worker_keeps_delays_prompts_until_their_queue_has_drained() -> None:
+    """Its pieces leave no room for others, and it is decoded for 6 s. 15 answers would miss TPOT elsewhere."""
+    dear, full = side(0, piece_fixed_s=0.012), side(14)
+    assert place_context(replace(dear, coming_tokens_s=2_000), full, OWN_S, TARGETS, 400) is Placement.PREFILL_LOCAL
+    assert place_context(replace(dear, coming_tokens_s=5_000), full, OWN_S, TARGETS, 400) is Placement.DISAGGREGATED
+    assert place_context(replace(dear, coming_tokens_s=5_000), full, OWN_S, TARGETS, 40) is Placement.PREFILL_LOCAL
+    nearly = replace(dear, coming_tokens_s=8_000, token_s=1e-4)
+    assert place_context(nearly, full, OWN_S, TARGETS, 40) is Placement.DISAGGREGATED, "the queue drains too slowly"
+
+
 def test_a_turn_is_not_computed_in_the_trough_of_a_wave_of_rows() -> None:
     busy = side(0, queued_tokens=10_000)
     assert place(busy, side(5)) is Placement.DECODE_LOCAL

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from baton_wire.rules.piece_size import AIM, BOUND, LEAST_TOKENS
 from baton_wire.rules.prompt_placement import (
     FULL,
+    TRIED_TOKENS,
     DecodeSide,
     LatencyTargets,
     Placement,
@@ -75,10 +76,45 @@ def test_a_prompt_that_would_itself_break_the_target_on_average_is_not_taken() -
     assert decode_ttft_s(replace(decode, missing_tokens=100, queued_tokens=900), PREFILL, TARGETS) is None
 
 
-def test_one_odd_step_keeps_prompts_away_for_no_longer_than_it_lasts() -> None:
-    """A first step with a piece that took 50 ms for another reason: 64 tokens would break every target."""
-    busy, odd = replace(PREFILL, queued_tokens=12_000), replace(DECODE, token_s=0.05 / LEAST_TOKENS)
-    assert is_decode_local(busy, odd, TARGETS), "prompts alone tell what a token can cost"
+def test_pieces_whose_first_tokens_are_dear_are_not_computed_at_the_decode_worker() -> None:
+    """64 tokens next to 40 rows of a mixture of experts take 11 ms, and each further one 24 µs, as alone."""
+    late, decode = replace(PREFILL, queued_tokens=10**6), replace(DECODE, base_s=0.008)
+    assert is_decode_local(late, decode, TARGETS)
+    assert not is_decode_local(late, replace(decode, piece_fixed_s=0.01), TARGETS)
+    assert not is_decode_local(late, replace(decode, token_s=0.011 / LEAST_TOKENS), TARGETS), "as one size shows it"
+
+
+def test_steps_of_prompts_alone_show_what_the_first_tokens_of_a_piece_cost() -> None:
+    late, unseen = replace(PREFILL, queued_tokens=10**6), replace(DECODE, token_s=None, base_s=0.008)
+    assert is_decode_local(replace(late, step_fixed_s=0.006), unseen, TARGETS)
+    assert not is_decode_local(replace(late, step_fixed_s=0.019), unseen, TARGETS)
+    keeper, full = replace(KEEPER, piece_token_s=None, coming_tokens_s=5_000), replace(FULL_DECODE, token_s=None)
+    assert is_prefill_local(replace(keeper, step_fixed_s=0.005), full, TARGETS)
+    assert not is_prefill_local(replace(keeper, step_fixed_s=0.019), full, TARGETS)
+
+
+def test_pieces_that_one_worker_saw_show_the_other_what_they_cost() -> None:
+    dear = replace(FULL_DECODE, piece_fixed_s=0.01)
+    keeper = replace(KEEPER, piece_token_s=None, coming_tokens_s=5_000)
+    assert is_prefill_local(keeper, FULL_DECODE, TARGETS)
+    assert not is_prefill_local(keeper, dear, TARGETS)
+    late = replace(PREFILL, queued_tokens=10**6, piece_token_s=2e-5, piece_fixed_s=0.01)
+    assert not is_decode_local(late, replace(DECODE, token_s=None, base_s=0.008), TARGETS)
+
+
+def test_while_nothing_shows_what_pieces_cost_few_tokens_are_tried() -> None:
+    late, unseen = replace(PREFILL, queued_tokens=10**6), replace(DECODE, token_s=None)
+    assert is_decode_local(late, replace(unseen, queued_tokens=TRIED_TOKENS - 1_000), TARGETS)
+    assert not is_decode_local(late, replace(unseen, queued_tokens=TRIED_TOKENS), TARGETS)
+    assert not is_prefill_local(replace(KEEPER, piece_token_s=None), replace(FULL_DECODE, token_s=None), TARGETS)
+
+
+def test_pieces_stop_while_steps_turn_out_too_long_whatever_was_predicted() -> None:
+    late = replace(PREFILL, queued_tokens=10**6)
+    assert is_decode_local(late, replace(DECODE, recent_step_s=0.0099), TARGETS)
+    assert not is_decode_local(late, replace(DECODE, recent_step_s=0.0101), TARGETS)
+    assert is_prefill_local(replace(KEEPER, recent_step_s=0.0099), FULL_DECODE, TARGETS)
+    assert not is_prefill_local(replace(KEEPER, recent_step_s=0.0101), FULL_DECODE, TARGETS)
 
 
 def test_what_is_not_known_stays_with_the_prefill_worker() -> None:

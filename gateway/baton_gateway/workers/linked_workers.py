@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.cached_places import CachedPlacesBook
 from baton_gateway.workers.kv_reads import KvReads
+from baton_gateway.workers.piece_costs import PieceCosts
 from baton_gateway.workers.prompt_costs import PromptCosts
 from baton_gateway.workers.request_limits import BodyLimits, ModelLimits, body_limits
 from baton_gateway.workers.worker_view import WorkerView
@@ -33,8 +34,6 @@ from baton_wire.messages.gateway_link import (
 from baton_wire.messages.measures import MAX_TIMINGS, StepTiming, WorkerCondition
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.gateway_rounds import RoundPosition
-from baton_wire.rules.piece_size import PieceSize
-from baton_wire.rules.prompt_placement import MOST_TOKENS
 
 SPREAD = 0.01
 """The least variance of the steps' tokens, relative to their squared mean, from which a slope can be estimated."""
@@ -94,8 +93,7 @@ class LinkedWorker:
     prefill_squares: float = 0.0
     prefill_products: float = 0.0
     """Decayed sums over pure prompt steps: their number, tokens × tokens and tokens × seconds."""
-    pieces: PieceSize = field(default_factory=lambda: PieceSize(MOST_TOKENS))
-    """Estimates the cost of its steps with decode rows."""
+    piece_costs: PieceCosts = field(default_factory=PieceCosts)
     kv_reads: KvReads = field(default_factory=KvReads)
     prompt_costs: PromptCosts = field(default_factory=PromptCosts)
     piece_s: float = 0.0
@@ -160,7 +158,6 @@ class LinkedWorker:
         for timing in state.timings:
             self.kv_reads.observe(timing)
             self.prompt_costs.observe(timing)
-            self.pieces.observe(timing.decode_rows, timing.prefill_tokens, timing.seconds)
             if timing.prefill_tokens and timing.decode_rows:
                 self.piece_s = FADING * self.piece_s + timing.seconds
                 self.piece_tokens = FADING * self.piece_tokens + timing.prefill_tokens
@@ -171,16 +168,16 @@ class LinkedWorker:
                 self.prefill_steps = FADING * self.prefill_steps + 1
                 self.prefill_squares = FADING * self.prefill_squares + tokens * tokens
                 self.prefill_products = FADING * self.prefill_products + tokens * timing.seconds
-        self._follow_rates(before)
+        took_s = REPORT_S if self.reported_s is None else max(0.0, self.clock() - self.reported_s)
+        self.piece_costs.observe(state.timings, self.clock(), took_s)
+        self._follow_rates(before, took_s)
         self.sent_sequences = self.sent_tokens = self.sent_prompts = 0
         self.done_prompts = self.ended_sequences = 0
         self.turn_taken_s = 0.0
 
-    def _follow_rates(self, before: WorkerState | None) -> None:
-        """Update the rates. A worker reports changes, so until now it was as in the report `before`."""
-        now = self.clock()
-        took_s = REPORT_S if self.reported_s is None else max(0.0, now - self.reported_s)
-        self.reported_s = now
+    def _follow_rates(self, before: WorkerState | None, took_s: float) -> None:
+        """Update the rates. A worker reports changes, so until now it was as in the report `before`, `took_s` ago."""
+        self.reported_s = self.clock()
         self.followed_s += took_s
         token_s = self._piece_token_s() if self.rows else self.token_s
         computed = 0.0
@@ -300,6 +297,8 @@ class LinkedWorker:
 
     def _make_view(self) -> WorkerView:
         hello, state = self.hello, self.state
+        prompt_cost = self.prompt_costs.cost
+        forgets = self.role is Role.DECODE or prompt_cost is not None
         left, sent_blocks = 0 if state is None else self._left(state), self.sent_tokens // hello.block_tokens
         prompts_left = self._prompts_left(left, 0 if state is None else state.waiting_tokens + state.computing_tokens)
         sent = self.sent_sequences + (0 if state is None else state.running + state.waiting)
@@ -325,14 +324,16 @@ class LinkedWorker:
             waiting=0 if state is None else self._waiting(state),
             max_sequences=hello.max_sequences,
             step_s=0.0 if state is None else state.step_s,
-            rows_s=self.pieces.base_s,
-            least_rows_s=self.pieces.least_s,
+            rows_s=self.piece_costs.size.base_s,
+            least_rows_s=self.piece_costs.size.least_s,
+            recent_step_s=self.piece_costs.recent_step_s,
             kv_token_s=self.kv_reads.kv_token_s,
             fixed_s=self.kv_reads.fixed_s,
-            prompt_cost=self.prompt_costs.cost,
+            prompt_cost=prompt_cost,
             usual_held_tokens=int(self.usual_used_blocks * hello.block_tokens),
             coming_tokens_s=self.coming_tokens_s,
-            piece_token_s=self.pieces.token_s,
+            piece_token_s=self.piece_costs.token_s(self.clock(), forgets=forgets),
+            piece_fixed_s=self.piece_costs.fixed_s,
             rows=self.rows,
             keeps_answers=hello.keeps_answers,
             encoding=hello.encoding,

@@ -179,6 +179,9 @@ def view_prefill_side(
         rows=worker.rows,
         base_s=worker.rows_s,
         piece_token_s=worker.piece_token_s,
+        piece_fixed_s=worker.piece_fixed_s,
+        step_fixed_s=None if worker.prompt_cost is None else worker.prompt_cost.fixed_s,
+        recent_step_s=worker.recent_step_s,
         coming_tokens_s=worker.coming_tokens_s,
         has_slot=has_slot,
     )

@@ -32,6 +32,8 @@ class PromptCost(NamedTuple):
     """Seconds of a pair of a token and a position that it attends to."""
     usual_pairs: float
     """Pairs of a token, on average over recent prompts."""
+    fixed_s: float
+    """Seconds of a step of prompts besides. Of a mixture of experts most is reading the experts."""
 
     @property
     def usual_token_s(self) -> float:
@@ -41,7 +43,7 @@ class PromptCost(NamedTuple):
     def mean_token_s(self, tokens: int, cached_tokens: int) -> float:
         """Seconds of each of a prompt's `tokens` after those that are cached, attention included.
 
-        >>> cost = PromptCost(token_s=22e-6, pair_s=1e-9, usual_pairs=0.0)
+        >>> cost = PromptCost(token_s=22e-6, pair_s=1e-9, usual_pairs=0.0, fixed_s=0.004)
         >>> round(1e6 * cost.mean_token_s(1_000, 30_000), 3)
         52.5
         """
@@ -105,4 +107,6 @@ class PromptCosts:
         """The estimate; None: unknown."""
         if self._slopes is None or not self._tokens:
             return None
-        return PromptCost(*self._slopes, self._pairs / self._tokens)
+        token_s, pair_s = self._slopes
+        fixed_s = max(0.0, self._seconds - token_s * self._tokens - pair_s * self._pairs) / self._steps
+        return PromptCost(token_s, pair_s, self._pairs / self._tokens, fixed_s)

@@ -17,11 +17,11 @@ import msgspec
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
+from baton_gateway.workers.long_turn import LongTurn, own_token_s
 from baton_gateway.workers.pool_load import prompt_token_s, view_prefill_side
-from baton_gateway.workers.prompt_costs import PromptCost
 from baton_gateway.workers.worker_view import WorkerView
 from baton_wire.messages.values import Address, PairFingerprint, Role
-from baton_wire.rules.context_placement import ContextSide, is_long, place_context
+from baton_wire.rules.context_placement import is_long, place_context
 from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placement, choose_placement
 from baton_wire.rules.worker_choice import (
     DISPLACED_WEIGHT,
@@ -202,7 +202,8 @@ def _pick_pair(query: RouteQuery, workers: Sequence[WorkerView], policy: RoutePo
             return Route(retaining.epoch, target.epoch, target.pair_address)
     if decode is not None and policy.disaggregate and prefill is not None:
         missing = _missing(prefill, query)
-        own_s = missing * _own_token_s(prefill, query, prefill.prompt_cost, prompt_token_s(prefill, fitting))
+        usual_s = prompt_token_s(prefill, fitting)
+        own_s = missing * own_token_s(prefill.prompt_cost, missing, query.tokens, usual_s)
         match _place(query, prefill, decode, policy.targets):
             case Placement.DECODE_LOCAL:
                 return _local(decode, query)
@@ -240,6 +241,8 @@ def _place(query: RouteQuery, prefill: WorkerView, decode: WorkerView, targets: 
         rows=decode.load_sequences,
         base_s=decode.rows_s,
         token_s=decode.piece_token_s,
+        piece_fixed_s=decode.piece_fixed_s,
+        recent_step_s=decode.recent_step_s,
         queued_tokens=decode.prompt_tokens,
         # What only the prefill worker has cached would be computed again here: it counts as in `choose_worker`.
         missing_tokens=here + (MISSING_WEIGHT - 1) * max(0, here - missing),
@@ -254,47 +257,12 @@ def _place_long(
     query: RouteQuery, prefill: WorkerView, decode: WorkerView, targets: LatencyTargets
 ) -> Placement | None:
     """Where a turn with a long context goes; None: it is short, or its costs are unknown."""
-    kv_token_s = prefill.kv_token_s if decode.kv_token_s is None else decode.kv_token_s
-    fixed_s = prefill.fixed_s if decode.fixed_s is None else decode.fixed_s
-    token_s = prefill.more_token_s if decode.piece_token_s is None else decode.piece_token_s
-    if kv_token_s is None or fixed_s is None or not token_s or not prefill.more_token_s:
+    missing = _missing(prefill, query), _missing(decode, query)
+    turn = LongTurn(query.tokens, *missing, query.waiting, may_be_kept=_may_decode(prefill, query))
+    own_s = turn.own_s(prefill, decode)
+    if own_s is None or not is_long(own_s, targets) or (sides := turn.sides(prefill, decode)) is None:
         return None
-    own_s = query.tokens * kv_token_s
-    if not is_long(own_s, targets):
-        return None
-    cost = prefill.prompt_cost or decode.prompt_cost
-    decode_side = ContextSide(
-        sequences=decode.load_sequences,
-        rows_s=fixed_s + decode.held_tokens * kv_token_s,
-        running_s=None if decode.rows_s is None else max(0.0, decode.rows_s - fixed_s),
-        promised_s=decode.held_tokens * kv_token_s,
-        usual_rows_s=fixed_s + decode.usual_held_tokens * kv_token_s,
-        token_s=token_s,
-        queued_tokens=decode.prompt_tokens,
-        missing_tokens=_missing(decode, query),
-        own_token_s=_own_token_s(decode, query, cost, token_s),
-        coming_tokens_s=decode.coming_tokens_s,
-        has_slot=decode.load_sequences < decode.max_sequences,
-    )
-    prefill_token_s = prefill.more_token_s if cost is None else cost.usual_token_s
-    prefill_side = ContextSide(
-        sequences=prefill.rows,
-        rows_s=fixed_s if not prefill.rows or prefill.rows_s is None else prefill.rows_s,
-        token_s=prefill_token_s,
-        queued_tokens=prefill.load_tokens,
-        missing_tokens=_missing(prefill, query),
-        own_token_s=_own_token_s(prefill, query, cost, prefill_token_s),
-        coming_tokens_s=prefill.coming_tokens_s,
-        has_slot=_may_decode(prefill, query),
-        waiting=query.waiting,
-    )
-    return place_context(prefill_side, decode_side, own_s, targets, max(1, query.total_tokens - query.tokens))
-
-
-def _own_token_s(worker: WorkerView, query: RouteQuery, cost: PromptCost | None, usual_s: float) -> float:
-    """Seconds of each token of the prompt that the worker would have to compute, attention to its context included."""
-    missing = _missing(worker, query)
-    return usual_s if cost is None else cost.mean_token_s(missing, query.tokens - missing)
+    return place_context(*sides, own_s, targets, max(1, query.total_tokens - query.tokens))
 
 
 def _local(worker: WorkerView, query: RouteQuery) -> Route:

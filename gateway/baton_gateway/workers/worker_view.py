@@ -60,6 +60,10 @@ class WorkerView(msgspec.Struct, frozen=True):
     """Seconds of such a step without KV; None: not known."""
     piece_token_s: float | None = None
     """Seconds that a prompt token adds to such a step; None: not seen."""
+    piece_fixed_s: float = 0.0
+    """Seconds that a piece of a prompt adds to such a step besides, whatever its size."""
+    recent_step_s: float | None = None
+    """Mean seconds of its steps with rows in the last seconds, pieces included; None: there were none."""
     prompt_cost: PromptCost | None = None
     """Cost of its prompts, by their tokens and contexts; None: not known."""
     usual_held_tokens: int = 0

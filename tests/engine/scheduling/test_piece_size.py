@@ -95,6 +95,33 @@ def test_time_between_steps_counts_against_the_target() -> None:
     assert tokens >= 2 * LEAST_TOKENS
 
 
+@pytest.mark.parametrize("knows_prompts", [False, True])
+def test_first_tokens_that_are_dear_keep_pieces_from_steps_without_room(knows_prompts: bool) -> None:
+    """Next to 16 rows of a mixture of experts a piece costs 8 ms and 24 µs a token. Rows take 9 ms, and 15 are allowed:
+    no piece fits, and answers stay within the target by those that wait for steps that make up for them."""
+    pieces, fixed_s, token_s = PieceSize(MOST, 0.015), 0.008, 24e-6
+    if knows_prompts:
+        pieces.observe(0, 5_000, 5_000 * token_s + 0.019)
+    steps, tokens = [], 0
+    for number in range(400):
+        tokens = pieces.tokens(16) if number else 0
+        steps.append(0.009 + token_s * tokens + (fixed_s if tokens else 0.0))
+        pieces.observe(16, tokens, steps[-1])
+    assert sum(steps[20:]) / len(steps[20:]) <= 0.015
+    assert pieces.expected_s(16, LEAST_TOKENS) == pytest.approx(0.009 + fixed_s + LEAST_TOKENS * token_s, rel=0.1)
+
+
+def test_dear_first_tokens_are_told_from_dear_tokens_by_pieces_of_some_sizes() -> None:
+    pieces, fixed_s, token_s = PieceSize(MOST, 0.03), 0.008, 24e-6
+    pieces.observe(0, 5_000, 5_000 * token_s + 0.019)
+    for number in range(300):
+        tokens = (0, 64, 0, 192, 320)[number % 5]
+        pieces.observe(16, tokens, 0.010 + token_s * tokens + (fixed_s if tokens else 0.0))
+    assert pieces.token_s == pytest.approx(token_s, rel=0.3)
+    assert pieces.fixed_s == pytest.approx(fixed_s, rel=0.2)
+    assert pieces.tokens(16) >= 320, "10.5 ms are left, of which the first tokens take 8"
+
+
 def test_one_odd_step_does_not_make_tokens_free() -> None:
     pieces = PieceSize(MOST, 0.012)
     observe(pieces, 64, 0, 0.006, 2e-5)

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
-from baton_wire.rules.piece_size import AIM, LEAST_TOKENS, MOST_SKIPPED, piece_tokens
+from baton_wire.rules.piece_size import AIM, LEAST_TOKENS, piece_share, piece_tokens
 from baton_wire.rules.prompt_placement import (
     FULL,
     MOST_TOKENS,
     SHORTER,
     SOONER,
+    TRIED_TOKENS,
     LatencyTargets,
     Placement,
     mean_step_s,
@@ -30,6 +31,10 @@ LONG_SHARE: Final = 0.02
 HOME: Final = 2.0
 """Where the prefill worker would have to compute this many times as much, the decode worker computes the turn although
 its steps have no room: the smallest pieces lengthen a few steps, and a context need not be computed again."""
+
+LEAST_IDLE: Final = 0.25
+"""The least share of its time that a prefill worker is taken to be idle: the gateway holds prompts that come to a busy
+one, and clients whose answers are late send less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,13 @@ class ContextSide:
     waiting: int = 0
     """Prompts that wait at the gateway for prefill workers and are in time. Beside an answer that is kept they are
     computed in pieces, which takes several times as long."""
+    piece_fixed_s: float = 0.0
+    """Seconds that a piece of a prompt adds to a step besides its tokens."""
+    knows_pieces: bool = True
+    """False: nothing shows what pieces next to rows cost. Then only few prompt tokens go there to be computed, and no
+    answer is kept."""
+    recent_step_s: float | None = None
+    """Mean seconds of its steps with rows in the last seconds, pieces included; None: there were none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +128,15 @@ def place_context(
     is_home = HOME * decode.missing_tokens <= prefill.missing_tokens
     # Rows come and go in waves: those that are missing now will be there before the last piece is computed.
     usual = replace(decode, rows_s=max(decode.rows_s, decode.usual_rows_s))
-    if decode.has_slot and (is_home or _has_room(usual, own_s, targets)):
+    if _may_compute(decode, targets) and (is_home or _has_room(usual, own_s, targets)):
         step_s = _mean_step_s(usual, own_s, decode.missing_tokens, targets)
         ttft_s = _first_token_s(usual, least, targets) / SOONER
         ways.append(_Way(Placement.DECODE_LOCAL, ttft_s, step_s, decode.sequences))
     kept_s = _mean_step_s(prefill, own_s, prefill.missing_tokens, targets)
-    if prefill.has_slot and with_it_s > FULL * targets.tpot_s and kept_s < SHORTER * with_it_s:
-        delayed = prefill.waiting + _num_without_room(prefill, own_s, targets)
+    may_keep = prefill.has_slot and prefill.knows_pieces and not _is_late(prefill, targets)
+    if may_keep and with_it_s > FULL * targets.tpot_s and kept_s < SHORTER * with_it_s:
+        kept_for_s = 0.0 if answer_tokens is None else answer_tokens * kept_s
+        delayed = prefill.waiting + _num_without_room(prefill, own_s, kept_for_s, targets)
         ways.append(_Way(Placement.PREFILL_LOCAL, prefill_ttft_s, kept_s, prefill.sequences, delayed))
     best = min(ways, key=lambda way: (way.misses(targets), way.ttft_s, way.step_s))
     return best.placement
@@ -141,7 +155,7 @@ def _when_landed(side: ContextSide, after_s: float, answer_tokens: int | None) -
 
 def _has_room(side: ContextSide, own_s: float, targets: LatencyTargets) -> bool:
     """True if steps have room for the smallest piece, this context included."""
-    return side.rows_s + own_s + LEAST_TOKENS * side.token_s <= AIM * targets.tpot_s
+    return side.rows_s + own_s + side.piece_fixed_s + LEAST_TOKENS * side.token_s <= AIM * targets.tpot_s
 
 
 def _first_token_s(side: ContextSide, least: int, targets: LatencyTargets) -> float:
@@ -153,23 +167,38 @@ def _first_token_s(side: ContextSide, least: int, targets: LatencyTargets) -> fl
     if not side.sequences:
         return alone_s
     piece, share = _pieces(side, side.rows_s, targets)
-    return ceil((side.queued_tokens + own_tokens) / piece / share) * side.rows_s + alone_s
+    pieces = ceil((side.queued_tokens + own_tokens) / piece)
+    return ceil(pieces / share) * side.rows_s + pieces * side.piece_fixed_s + alone_s
 
 
 def _pieces(side: ContextSide, rows_s: float, targets: LatencyTargets) -> tuple[int, float]:
-    """Tokens of a piece in steps whose rows take `rows_s`, and the share of steps that have one: the smallest piece
-    waits until the steps before it have made up for it (`PieceSize`)."""
-    piece = piece_tokens(side.sequences, rows_s, side.token_s, targets.tpot_s, MOST_TOKENS)
-    room_s = AIM * targets.tpot_s - rows_s
-    return piece, min(1.0, max(1.0 / (1 + MOST_SKIPPED), room_s / (piece * side.token_s)))
+    """Tokens of a piece in steps whose rows take `rows_s`, and the share of steps that have one."""
+    base_s = rows_s + side.piece_fixed_s
+    piece = piece_tokens(side.sequences, base_s, side.token_s, targets.tpot_s, MOST_TOKENS)
+    return piece, piece_share(rows_s, side.piece_fixed_s + piece * side.token_s, targets.tpot_s)
 
 
-def _num_without_room(side: ContextSide, own_s: float, targets: LatencyTargets) -> int:
-    """Number of prompts like this turn's that come within a TTFT target and that pieces next to this context have no
-    room for."""
-    tokens_s = side.coming_tokens_s + (side.queued_tokens + side.missing_tokens) / targets.ttft_s
-    room_tokens_s = max(0.0, 1.0 - (side.rows_s + own_s) / (AIM * targets.tpot_s)) / side.token_s
-    return ceil(max(0.0, tokens_s - FULL * room_tokens_s) * targets.ttft_s / max(1, side.missing_tokens))
+def _num_without_room(side: ContextSide, own_s: float, kept_for_s: float, targets: LatencyTargets) -> int:
+    """Number of prompts like this turn's that are late because pieces next to its answer have no room for them: while
+    that is decoded there, for a TTFT target at least, and until the queue of prompts has drained after it."""
+    base_s = side.rows_s + own_s + side.piece_fixed_s
+    room_tokens_s = max(0.0, 1.0 - base_s / (AIM * targets.tpot_s)) / side.token_s
+    tokens_s, kept_s = side.coming_tokens_s - FULL * room_tokens_s, max(targets.ttft_s, kept_for_s)
+    over_tokens = max(0.0, tokens_s * kept_s + side.queued_tokens + side.missing_tokens)
+    # What comes until the queue has drained is late, too.
+    idle_share = max(LEAST_IDLE, 1.0 - side.coming_tokens_s * side.token_s)
+    return ceil(over_tokens / idle_share / max(1, side.missing_tokens))
+
+
+def _may_compute(decode: ContextSide, targets: LatencyTargets) -> bool:
+    """True if a decode worker may be given more prompt tokens to compute at all."""
+    is_tried = decode.knows_pieces or decode.queued_tokens + decode.missing_tokens <= TRIED_TOKENS
+    return decode.has_slot and is_tried and not _is_late(decode, targets)
+
+
+def _is_late(side: ContextSide, targets: LatencyTargets) -> bool:
+    """True while steps turn out too long, whatever was predicted."""
+    return side.recent_step_s is not None and side.recent_step_s > targets.tpot_s
 
 
 def _mean_step_s(side: ContextSide, own_s: float, tokens: int, targets: LatencyTargets) -> float:
@@ -178,4 +207,5 @@ def _mean_step_s(side: ContextSide, own_s: float, tokens: int, targets: LatencyT
     rows_s = side.rows_s + own_s
     tokens_s = side.coming_tokens_s + (side.queued_tokens + tokens) / targets.ttft_s
     piece, share = _pieces(side, rows_s, targets)
-    return min(mean_step_s(rows_s, side.token_s, tokens_s), rows_s + share * piece * side.token_s)
+    token_s = side.token_s + side.piece_fixed_s / piece
+    return min(mean_step_s(rows_s, token_s, tokens_s), rows_s + share * piece * token_s)

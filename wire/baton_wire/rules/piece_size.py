@@ -1,15 +1,17 @@
 """Prompt tokens that a step may carry next to decode rows so that it takes no longer than a target. Pure.
 
-    seconds = base_s + token_s · prompt tokens
+    seconds = base_s + token_s · prompt tokens + (fixed_s if there are prompt tokens)
 
 The engine sizes the pieces of its steps by it; the gateway predicts by it when a prompt would be done.
 
-Both coefficients are learned from the steps themselves. `base_s` is what the rows cost without prompts. It follows the
-batch, which changes little from step to step: each step corrects it by a share of what was predicted wrongly. `token_s`
-is a property of the machine. It learns from the extra time of a step over the one before it, for its extra tokens:
-steps with equal pieces cannot tell a long piece from slow rows (normalised least mean squares; Haykin, Adaptive Filter
-Theory). The first guess is the lesser of two pieces': one step may be odd. Where prompts were computed alone
-before, their seconds per token are the first guess, and bound the estimate.
+All coefficients are learned from the steps themselves. `base_s` is what the rows cost without prompts. It follows the
+batch, which changes little from step to step: each step corrects it by a share of what was predicted wrongly.
+`token_s` is a property of the machine. `fixed_s` is what a piece costs whatever its size: its first tokens make a
+mixture of experts read nearly all of them, which takes as long as hundreds of further tokens. Both learn from the
+extra time of a step over the one before it, for its extra tokens and for having a piece at all: steps with equal
+pieces cannot tell a long piece from slow rows (normalised least mean squares; Haykin, Adaptive Filter Theory). The
+first guess is the lesser of two pieces': one step may be odd. Where prompts were computed alone before, their seconds
+per token are the first guess of `token_s`, and bound it; what a piece took beyond that is the guess of `fixed_s`.
 """
 
 from __future__ import annotations
@@ -59,6 +61,22 @@ def piece_tokens(rows: int, base_s: float, token_s: float, target_s: float, most
     return max(min(LEAST_TOKENS, most_tokens), min(whole, most_tokens))
 
 
+def piece_share(base_s: float, piece_s: float, target_s: float) -> float:
+    """The share of steps with a piece, where the rows take `base_s` and the piece adds `piece_s`: one that lengthens
+    its step over the target waits until the steps before it have made up for it, `MOST_SKIPPED` at most.
+
+    >>> piece_share(base_s=0.010, piece_s=0.002, target_s=0.015)
+    1.0
+    >>> round(piece_share(base_s=0.010, piece_s=0.008, target_s=0.015), 3)  # each step without one saves 4.25 ms
+    0.531
+    """
+    room_s = AIM * target_s - base_s
+    if piece_s <= room_s:
+        return 1.0
+    least = 1.0 / (1 + MOST_SKIPPED)
+    return least if piece_s - room_s > MOST_SAVED * target_s else max(least, room_s / piece_s)
+
+
 class PieceSize:
     """The piece size of one engine. Times are seconds."""
 
@@ -72,8 +90,9 @@ class PieceSize:
         """From steps without prompts alone."""
         self._least_s: float | None = None
         self._token_s: float | None = None
-        self._first_token_s: float | None = None
-        """From the first piece next to rows alone. The second shows whether that step was odd."""
+        self._fixed_s = 0.0
+        self._first_piece: tuple[float, int] | None = None
+        """Seconds and tokens of the first piece next to rows. The second shows whether that step was odd."""
         self._alone_s: float | None = None
         """Seconds per token of steps of prompts alone."""
         self._between_s = 0.0
@@ -101,11 +120,11 @@ class PieceSize:
             self._base_s = max(seconds / 2, seconds - prompt_tokens * (self._alone_s or 0.0))
         elif prompt_tokens and self._token_s is None:
             if seconds > self._base_s:
-                first_s, token_s = self._first_token_s, (seconds - self._base_s) / prompt_tokens
-                if first_s is None:
-                    self._first_token_s = token_s
+                piece = seconds - self._base_s, prompt_tokens
+                if self._first_piece is None:
+                    self._first_piece = piece
                 else:
-                    self._token_s = self._bounded(min(first_s, token_s))
+                    self._begin(*min(piece, self._first_piece, key=lambda piece: piece[0] / piece[1]))
         else:
             self._correct(prompt_tokens, seconds)
         self._last = prompt_tokens, seconds
@@ -126,13 +145,18 @@ class PieceSize:
         alone."""
         return self._alone_s if self._token_s is None else self._token_s
 
+    @property
+    def fixed_s(self) -> float | None:
+        """Seconds that a piece adds besides its tokens; None: fewer than two pieces next to rows were seen."""
+        return None if self._token_s is None else self._fixed_s
+
     def expected_s(self, rows: int, prompt_tokens: int) -> float | None:
         """Predicted seconds of such a step; None: unknown."""
         if rows == 0 or self._base_s is None:
             return None
         if prompt_tokens == 0:
             return self._base_s
-        return None if self.token_s is None else self._base_s + self.token_s * prompt_tokens
+        return None if self.token_s is None else self._base_s + self._fixed_s + self.token_s * prompt_tokens
 
     def tokens(self, rows: int) -> int:
         """Prompt tokens that a step with these decode rows may carry."""
@@ -140,7 +164,7 @@ class PieceSize:
             return self._most_tokens
         if self._base_s is None or self.token_s is None:
             return min(LEAST_TOKENS, self._most_tokens)
-        base_s = self._base_s + self._between_s
+        base_s = self._base_s + self._between_s + self._fixed_s
         piece = piece_tokens(rows, base_s, self.token_s, self.target_s, self._most_tokens)
         over_s = base_s + piece * self.token_s - AIM * self.target_s
         if over_s > max(0.0, self._saved_s) and self._skipped < MOST_SKIPPED:
@@ -167,18 +191,26 @@ class PieceSize:
             return token_s
         return min(BOUND * self._alone_s, max(self._alone_s / BOUND, token_s))
 
+    def _begin(self, piece_s: float, tokens: int) -> None:
+        """The first guess, of a piece that added `piece_s`: what its tokens do not cost alone is its fixed part."""
+        token_s = piece_s / tokens
+        self._token_s = token_s if self._alone_s is None else min(self._alone_s, self._bounded(token_s))
+        self._fixed_s = max(0.0, piece_s - self._token_s * tokens)
+
     def _correct(self, prompt_tokens: int, seconds: float) -> None:
         assert self._base_s is not None
-        expected_s = self._base_s + (self.token_s or 0.0) * prompt_tokens
+        expected_s = self._base_s + (self.token_s or 0.0) * prompt_tokens + (self._fixed_s if prompt_tokens else 0.0)
         wrong_s = WEIGHT * max(-ODD * expected_s, min(ODD * expected_s, seconds - expected_s))
         self._base_s = max(0.0, self._base_s + wrong_s)
         if self._token_s is not None and self._last is not None:
             more = prompt_tokens - self._last[0]
-            wrong_s = seconds - self._last[1] - self._token_s * more
+            begun = (prompt_tokens > 0) - (self._last[0] > 0)
+            wrong_s = seconds - self._last[1] - self._token_s * more - self._fixed_s * begun
             wrong_s = WEIGHT * max(-ODD * expected_s, min(ODD * expected_s, wrong_s))
-            token_s = self._token_s + wrong_s * more / (SCALE_TOKENS**2 + more**2)
+            wrong_s /= SCALE_TOKENS**2 * (1 + abs(begun)) + more**2
             # One odd step must not make tokens free: at most half of what they cost goes at a time.
-            self._token_s = self._bounded(max(self._token_s / 2, token_s))
+            self._token_s = self._bounded(max(self._token_s / 2, self._token_s + wrong_s * more))
+            self._fixed_s = max(self._fixed_s / 2, self._fixed_s + wrong_s * begun * SCALE_TOKENS**2)
 
 
 def _moved(before_s: float | None, seconds: float) -> float:
