@@ -20,7 +20,7 @@ from typing import Protocol
 
 from baton_gateway.errors import Problem
 from baton_gateway.requests.live_request import LiveRequest
-from baton_gateway.requests.model_load import LIGHT_SHARE, Capacity, ModelLoad
+from baton_gateway.requests.model_load import LIGHT_SHARE, ModelLoad, OwnCapacity
 from baton_gateway.requests.own_rounds import OwnRounds
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute
@@ -159,9 +159,9 @@ class HeldRuns:
             return True
         return load.is_light(live.tenant.name, self._capacity(fingerprint), now)
 
-    def _capacity(self, fingerprint: PairFingerprint) -> Capacity:
+    def _capacity(self, fingerprint: PairFingerprint) -> OwnCapacity:
         views = self._table.views()
-        return Capacity(own_prefill(views, fingerprint), own_slots(views, fingerprint))
+        return OwnCapacity(own_prefill(views, fingerprint), own_slots(views, fingerprint))
 
     def _is_within_share(self, live: LiveRequest, action: PickRoute) -> bool:
         """A request's first run always is, and with it every request of one run."""
