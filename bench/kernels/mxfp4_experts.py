@@ -23,7 +23,13 @@ from baton_kernels.dense.mxfp4_stack import LINE_COLUMNS, Mxfp4Stack
 from baton_kernels.dense.mxfp4_weight import pack_mxfp4
 from baton_kernels.experts.expert_inputs import Mxfp4Stacks, Routing
 from baton_kernels.experts.experts import experts
-from baton_kernels.experts.gpu.streamed_mxfp4 import Mxfp4Config, mxfp4_config, mxfp4_experts
+from baton_kernels.experts.gpu.streamed_mxfp4 import (
+    LARGE_TILES,
+    SMALL_TILES,
+    Mxfp4Config,
+    mxfp4_config,
+    mxfp4_experts,
+)
 from baton_kernels.experts.gpu.token_mxfp4 import SERVED, TokenConfig, token_experts_mxfp4
 
 COUNT, PER_TOKEN, HIDDEN, INNER = 32, 4, 2880, 2880
@@ -38,10 +44,9 @@ ALONE: Final = (
 )
 """One configuration appears twice, once as what is served: the difference shows how steady times are."""
 FEW: Final = (1, 2, 4, 8)
-TILES: Final = ((64, 2, 128), (256, 1, 96))
-"""Features, programs on a multiprocessor, and registers."""
-MANY: Final = {64: 16, 128: 32, 256: 64}
-"""Tokens, and rows of a block that are served for them."""
+TILES: Final = (*SMALL_TILES.values(), LARGE_TILES)
+MANY: Final = (64, 128, 256)
+"""Tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +77,11 @@ def _codes_behind_are_zeros(columns: int) -> Tensor:
 
 def _stack(features: int, columns: int) -> Mxfp4Stack:
     lines = -(-columns // LINE_COLUMNS)
-    values = torch.randint(0, 256, (COUNT, features, lines, LINE_COLUMNS // 2), dtype=torch.uint8, device=GPU)
+    values = torch.randint(0, 256, (COUNT, lines, features, LINE_COLUMNS // 2), dtype=torch.uint8, device=GPU)
     if columns % LINE_COLUMNS:
-        values[:, :, -1] &= _codes_behind_are_zeros(columns % LINE_COLUMNS)
+        values[:, -1] &= _codes_behind_are_zeros(columns % LINE_COLUMNS)
     scales = torch.randint(118, 121, (COUNT, lines, features, 4), dtype=torch.uint8, device=GPU)
-    return Mxfp4Stack(values.flatten(2), scales, columns)
+    return Mxfp4Stack(values, scales, columns)
 
 
 def _layer() -> Mxfp4Stacks:
@@ -109,13 +114,8 @@ def mxfp4_experts_of_gpt_oss() -> Iterator[Row]:
     }
     for tokens in FEW:
         yield from _time_ways(layers, tokens, {"served": _run_served, "sorted": _run_sorted, **alone})
-    for tokens, rows in MANY.items():
-        tiles: dict[str, Way] = {
-            f"{rows} x {features}, {programs} programs of {registers}": partial(
-                _in_tiles, Mxfp4Config(rows, features, programs, registers)
-            )
-            for features, programs, registers in TILES
-        }
+    for tokens in MANY:
+        tiles: dict[str, Way] = {f"row blocks of {tile.rows}": partial(_in_tiles, tile) for tile in TILES}
         yield from _time_ways(layers, tokens, {"served": _run_served, **tiles})
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from baton_testing.kernels.machine_code import disassembled, find_unset_descriptors
 from baton_testing.processes.prepared import Prepared
 
 HOPPER = """
@@ -144,6 +145,24 @@ rounded_experts_gluon(rows(3, 256), QuantisedStacks(gate_up, down), routing)
 """,
         {"_rounded_stack_kernel", "_rows_kernel", "_sort_kernel", "_sum_kernel"},
     ),
+    "experts in MXFP4": (
+        """
+from baton_kernels.dense.mxfp4_weight import pack_mxfp4
+from baton_kernels.experts.expert_inputs import Mxfp4Stacks, Routing
+from baton_kernels.experts.gpu.streamed_mxfp4 import mxfp4_experts
+def codes(*shape):
+    return rows(4, *shape, dtype=torch.uint8)
+def packed(features, columns):
+    return pack_mxfp4(codes(features, columns), codes(features, columns // 32))
+for hidden, inner in ((2880, 96), (320, 160)):
+    gate_up, down = packed(2 * inner, hidden), packed(hidden, inner)
+    stacks = Mxfp4Stacks(gate_up, rows(4, 2 * inner), down, rows(4, hidden), 7.0, 1.7)
+    for tokens in (20, 300):
+        routing = Routing(rows(tokens, 1, dtype=torch.float32), rows(tokens, 1, dtype=torch.int64))
+        mxfp4_experts(rows(tokens, hidden), stacks, routing)
+""",
+        {"_product_kernel", "_sort_kernel", "_sum_kernel"},
+    ),
     "experts of 8 and 4 bits": (
         """
 from baton_kernels.experts.expert_inputs import QuantisedStacks, Routing
@@ -172,3 +191,5 @@ def test_kernels_compile(name: str, compiler: Prepared, tmp_path: Path) -> None:
     ended = compiler.run_to_end(["-c", program], 300, environment)
     assert ended.code == 0, ended.stderr
     assert kernels <= set(ended.stdout.split()[1:]), ended.stdout
+    unset = {path.stem: find_unset_descriptors(disassembled(path)) for path in tmp_path.rglob("*.cubin")}
+    assert not any(unset.values()), unset

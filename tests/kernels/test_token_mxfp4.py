@@ -101,7 +101,7 @@ def test_what_is_compiled_equals_the_formula(compiler: Prepared, tmp_path: Path)
     assert max(errors) < 1e-3, errors
 
 
-@pytest.mark.parametrize(("count", "per_token", "most"), [(32, 4, 4), (128, 4, 9), (8, 2, 2), (4, 4, 1)])
+@pytest.mark.parametrize(("count", "per_token", "most"), [(32, 4, 4), (128, 4, 7), (8, 2, 2), (4, 4, 1)])
 def test_tokens_are_read_alone_while_experts_are_twice_their_few_pairs(count: int, per_token: int, most: int) -> None:
     pytest.importorskip("triton")
     from baton_kernels.experts.gpu.token_mxfp4 import reads_alone

@@ -18,12 +18,12 @@ class Mxfp4Stack:
     """Packed weights [experts, features, columns]."""
 
     values: Tensor
-    """uint8 [E, N, lines · 64]."""
+    """uint8 [E, lines, N, 64]: a tile's part of a line is in one piece, which memory reads faster."""
     scales: Tensor
     """uint8 [E, lines, N, 4]: exponents + 127, those of a line side by side."""
     columns: int
 
     def __post_init__(self) -> None:
         lines = -(-self.columns // LINE_COLUMNS)
-        assert self.values.shape[2] == lines * LINE_COLUMNS // 2
-        assert self.scales.shape[1:] == (lines, self.values.shape[1], BLOCKS_A_LINE)
+        assert (self.values.shape[1], self.values.shape[3]) == (lines, LINE_COLUMNS // 2)
+        assert self.scales.shape == (*self.values.shape[:3], BLOCKS_A_LINE)

@@ -41,9 +41,10 @@ def pack_mxfp4(codes: Tensor, scales: Tensor) -> Mxfp4Stack:
     planes = stored_order(wide.flatten(0, 1)).view(experts * features, -1, 2, LINE_COLUMNS // 4, 2)
     words = sum(_places(planes[:, :, plane, :, side].int(), _SHIFTS[plane][side]) for plane, side in _FOUR)
     assert isinstance(words, Tensor)
-    lines = torch.stack((words & 255, words >> 8), -1).to(torch.uint8).view(experts, features, -1)
+    lines = torch.stack((words & 255, words >> 8), -1).to(torch.uint8).view(experts, features, -1, LINE_COLUMNS // 2)
     of_lines = torch.nn.functional.pad(scales, (0, padding // BLOCK)).view(experts, features, -1, BLOCKS_A_LINE)
-    return Mxfp4Stack(lines, of_lines.transpose(1, 2).contiguous(), columns)
+    values, exponents = (tensor.transpose(1, 2).contiguous() for tensor in (lines, of_lines))
+    return Mxfp4Stack(values, exponents, columns)
 
 
 def _places(codes: Tensor, bits: tuple[int, int, int]) -> Tensor:
@@ -67,8 +68,8 @@ def dequantise_mxfp4(stack: Mxfp4Stack, dtype: torch.dtype) -> Tensor:
 
 def dequantise_mxfp4_reference(stack: Mxfp4Stack) -> Tensor:
     """The formula, float32 [E, N, K]."""
-    experts, features, size = stack.values.shape
-    lines = stack.values.view(experts * features, size // (LINE_COLUMNS // 2), LINE_COLUMNS // 4, 2).int()
+    experts, count, features, _ = stack.values.shape
+    lines = stack.values.transpose(1, 2).reshape(experts * features, count, LINE_COLUMNS // 4, 2).int()
     words = lines[..., 0] | lines[..., 1] << 8
     planes = [[_code(words, shifts) for shifts in plane] for plane in _SHIFTS]
     stored = torch.stack([torch.stack(plane, -1).flatten(2) for plane in planes], 2)

@@ -148,9 +148,10 @@ def _plain_experts(x: Tensor, stacks: PlainStacks, routing: Routing) -> Tensor:
     tokens, per_token = routing.experts.shape
     if are_few(tokens, per_token, stacks.count):
         return few_experts_triton(x, stacks, routing)
+    from baton_kernels.experts.gpu.expert_sort import MAX_PAIRS
     from baton_kernels.experts.gpu.streamed_experts import LIBRARY_BEYOND, streamed_experts
 
-    if _streams(stacks, routing, LIBRARY_BEYOND * stacks.count):
+    if _streams(stacks, routing, min(LIBRARY_BEYOND * stacks.count, MAX_PAIRS)):
         return streamed_experts(x, stacks, routing)
     order = _sorted_by_expert(routing.experts, stacks.count)
     rows = x.index_select(0, order.pairs // per_token)

@@ -36,7 +36,7 @@ def eight(features, columns):
 
 def mxfp4(features, columns):
     lines = -(-columns // 128)
-    values = blank(count, features, 64 * lines, dtype=torch.uint8)
+    values = blank(count, lines, features, 64, dtype=torch.uint8)
     return Mxfp4Stack(values, blank(count, lines, features, 4, dtype=torch.uint8), columns)
 
 def four(features, columns):

@@ -94,7 +94,7 @@ def _mxfp4_kernel(
     # Of every 16 columns of a plane, those of a pair stand two apart, and the second eight between the first.
     within = column % (COLUMNS // 2)
     pair = within // 16 * 8 + within % 8 // 2 * 2 + within % 2
-    at = (expert * N + feature) * (LINES * (COLUMNS // 4)) + line * (COLUMNS // 4)
+    at = ((expert * LINES + line) * N + feature) * (COLUMNS // 4)
     word = tl.load(words_ptr + at[:, None] + pair[None, :], mask=known[:, None], other=0).to(tl.int32)
     # Which of a word's four, and where `mxfp4_weight.py` puts their bits.
     which = (column // (COLUMNS // 2) * 2 + within % 16 // 8)[None, :]
@@ -116,8 +116,7 @@ def _mxfp4_kernel(
 
 def mxfp4_triton(stack: Mxfp4Stack, dtype: torch.dtype) -> Tensor:
     """As `baton_kernels.dense.mxfp4_weight.dequantise_mxfp4`; columns in their own order."""
-    experts, features, size = stack.values.shape
-    lines = size // (LINE_COLUMNS // 2)
+    experts, lines, features, _ = stack.values.shape
     out = torch.empty(experts, features, stack.columns, dtype=dtype, device=stack.values.device)
     _mxfp4_kernel[(triton.cdiv(features, ROWS), lines, experts)](
         stack.values.view(torch.int16), stack.scales, out, features, stack.columns, lines, ROWS, LINE_COLUMNS, BLOCK

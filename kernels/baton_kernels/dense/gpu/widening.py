@@ -95,7 +95,7 @@ def mxfp4_ptx(code: str, wide: list[str], scales: list[str]) -> list[str]:
 
 
 _MXFP4 = gl.constexpr(
-    "\n".join(["{", MXFP4_REGISTERS, *mxfp4_ptx("$4", ["$0", "$1", "$2", "$3"], ["$5", "$6", "$7", "$8"]), "}"])
+    "\n".join(["{", MXFP4_REGISTERS, *mxfp4_ptx("$4", ["$0", "$1", "$2", "$3"], ["$5", "$5", "$9", "$9"]), "}"])
 )
 
 
@@ -137,8 +137,9 @@ def widen_scaled_int4(raw, first_zero, second_zero, first_scale, second_scale):
 
 @gluon.jit
 def widen_mxfp4(raw, first_scale, second_scale):
-    """Widen words of MXFP4 codes and multiply them by their scales: bfloat16 of the first plane, and of the second."""
+    """Widen words of MXFP4 codes and multiply them by their scales, each twice in an int32: bfloat16 of the first
+    plane, and of the second."""
     return gl.inline_asm_elementwise(
-        _MXFP4, "=&r,=&r,=&r,=&r,r,r,r,r,r", [raw, first_scale, second_scale],
+        _MXFP4, "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r", [raw, first_scale, second_scale],
         (gl.bfloat16, gl.bfloat16), is_pure=True, pack=4,
     )  # fmt: skip

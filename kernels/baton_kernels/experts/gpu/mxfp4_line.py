@@ -71,10 +71,10 @@ def x_of_line(x_ptr, columns, line, quarter, LAST: gl.constexpr, LAYOUT: gl.cons
 
 
 @gluon.jit
-def weights_of_line(values_ptr, line, quarter, LINES: gl.constexpr, LAST: gl.constexpr, LAYOUT: gl.constexpr):
+def weights_of_line(values_ptr, features, line, quarter, LINES: gl.constexpr, LAST: gl.constexpr, LAYOUT: gl.constexpr):
     """Load 16 bytes of each row that a pointer points to."""
     own = gl.minimum(line, LINES - 1) if LAST else line
-    place = values_ptr + (own * 16 + quarter * 4)
+    place = values_ptr + (own * (features * 16) + quarter * 4)
     word = gl.arange(0, WORDS, gl.SliceLayout(0, LAYOUT))[None, :]
     return gl.load(place[:, None] + word)
 

@@ -26,9 +26,10 @@ from baton_kernels.dense.gpu.pipeline import PANEL, SHARED_BYTES, boxes, make_ba
 from baton_kernels.experts.expert_inputs import BiasedStacks, PlainStacks, Routing
 from baton_kernels.experts.gpu.expert_sort import Sorted, sort_by_expert
 from baton_kernels.experts.gpu.row_block_tiles import end_of_rows, expert_of, fetch_tiles, first_row
+from baton_kernels.experts.gpu.tile_results import clamped_gate, lines_of_columns, rounded, sigmoid
 from baton_kernels.launching.dependent_launch import after_previous, chain
 
-LARGE_TILES_FROM, LIBRARY_BEYOND = 64, 256
+LARGE_TILES_FROM, LIBRARY_BEYOND = 64, 512
 """Pairs of a token and an expert, for each expert: from the first number on large tiles are faster, as arithmetic takes
 the time; beyond the second the library's grouped product is, unless biases are added."""
 LARGE_ROWS = 128
@@ -110,28 +111,28 @@ def _multiply(
         expert = expert_of(table, block)
         first = first_row(table, block, BLOCKS)
         end = end_of_rows(table, block, BLOCKS)
-        column = (item % tiles) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
-        row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-        is_column = column < features
         if BIAS:
+            column = (item % tiles) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
+            is_column = column < features
             biases = bias_ptr + expert * SIDES * features + column
             total += gl.load(biases, mask=is_column, other=0.0).to(gl.float32)[None, :]
             if SIDES == 2:
                 up += gl.load(biases + features, mask=is_column, other=0.0).to(gl.float32)[None, :]
         if SIDES == 2:  # rounded where the separate ops round
-            gate = total.to(dtype).to(gl.float32)
-            up = up.to(dtype).to(gl.float32)
+            gate, up = rounded(total), rounded(up)
             if GATE == SWIGLU:
-                total = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32) * up
+                total = rounded(gate * sigmoid(gate)) * up
             else:
-                gate = gl.minimum(gate, limit)
-                up = gl.minimum(gl.maximum(up, -limit), limit)
-                total = gate / (1.0 + gl.exp(gl.minimum(-alpha * gate, 80.0))) * (up + 1.0)
+                total = clamped_gate(gate, up, limit, alpha)
         if AHEAD:
             gdc_wait()
+        LINES: gl.constexpr = lines_of_columns(ROWS, BLOCK_N)
+        column = (item % tiles) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LINES))
+        row = gl.arange(0, ROWS, gl.SliceLayout(1, LINES))
         is_row = (row < X_ROWS) & (first + row < end)
         place = (first + row).to(gl.int64)[:, None] * features + column[None, :]
-        gl.store(out_ptr + place, total.to(dtype), mask=is_row[:, None] & is_column[None, :])
+        done = gl.convert_layout(total.to(dtype), LINES)
+        gl.store(out_ptr + place, done, mask=is_row[:, None] & (column < features)[None, :])
 
 
 @gluon.jit(do_not_specialize=["BLOCKS"])

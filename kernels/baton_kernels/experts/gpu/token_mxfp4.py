@@ -36,7 +36,7 @@ FEATURES = gl.constexpr(16)
 """Features of gate, and as many of up, a program: the rows of a warp's product."""
 OUTPUTS = gl.constexpr(8)
 """A program: a warp's product has those of two experts."""
-EXPERTS_A_PAIR, MOST_PAIRS = 2, 36
+EXPERTS_A_PAIR, MOST_PAIRS = 2, 28
 """From this many experts for each pair of a token and an expert on, and up to this many pairs, this way costs less than
 sorting: its time grows with the pairs, that of sorted ones with the experts that they meet."""
 
@@ -55,7 +55,7 @@ def _token_gate_up_kernel(
     row = gl.program_id(0) * FEATURES + thread % 32 // 4
     gdc_wait()
     expert = gl.load(experts_ptr + pair)
-    values = values_ptr + expert * 2 * F * LINES * 16 + row * LINES * 16
+    values = values_ptr + expert * 2 * F * LINES * 16 + row * 16
     scales = scales_ptr + expert * 2 * F * LINES + row
     x_ptr += pair // K * (H // 2)
     gate = gl.zeros([THREADS, WORDS], gl.float32, LAYOUT)
@@ -63,10 +63,10 @@ def _token_gate_up_kernel(
     for first in gl.static_range(0, LINES, WARPS):
         last = first + WARPS >= LINES
         line = first + thread // 32
-        gate0 = weights_of_line(values, line, quarter, LINES, last, LAYOUT)
-        gate1 = weights_of_line(values + 8 * LINES * 16, line, quarter, LINES, last, LAYOUT)
-        up0 = weights_of_line(values + F * LINES * 16, line, quarter, LINES, last, LAYOUT)
-        up1 = weights_of_line(values + (F + 8) * LINES * 16, line, quarter, LINES, last, LAYOUT)
+        gate0 = weights_of_line(values, 2 * F, line, quarter, LINES, last, LAYOUT)
+        gate1 = weights_of_line(values + 8 * 16, 2 * F, line, quarter, LINES, last, LAYOUT)
+        up0 = weights_of_line(values + F * 16, 2 * F, line, quarter, LINES, last, LAYOUT)
+        up1 = weights_of_line(values + (F + 8) * 16, 2 * F, line, quarter, LINES, last, LAYOUT)
         of_gate0 = factors_of_line(scales, 2 * F, line, quarter, LINES, last, LAYOUT)
         of_gate1 = factors_of_line(scales + 8, 2 * F, line, quarter, LINES, last, LAYOUT)
         of_up0 = factors_of_line(scales + F, 2 * F, line, quarter, LINES, last, LAYOUT)
@@ -122,16 +122,16 @@ def _token_down_kernel(
             second = min(choice + 1, K - 1)
             expert0 = gl.load(experts_ptr + token * K + choice) * H * LINES
             expert1 = gl.load(experts_ptr + token * K + second) * H * LINES
-            values0 = values_ptr + expert0 * 16 + row * LINES * 16
-            values1 = values_ptr + expert1 * 16 + row * LINES * 16
+            values0 = values_ptr + expert0 * 16 + row * 16
+            values1 = values_ptr + expert1 * 16 + row * 16
             column_choice = gl.where(thread % 32 < 16, choice, second)
             x_ptr = inner_ptr + (token * K + column_choice) * (F // 2)
             total = gl.zeros([THREADS, WORDS], gl.float32, LAYOUT)
             for first in gl.static_range(0, LINES, WARPS):
                 last = first + WARPS >= LINES
                 line = first + thread // 32
-                one = weights_of_line(values0, line, quarter, LINES, last, LAYOUT)
-                other = weights_of_line(values1, line, quarter, LINES, last, LAYOUT)
+                one = weights_of_line(values0, H, line, quarter, LINES, last, LAYOUT)
+                other = weights_of_line(values1, H, line, quarter, LINES, last, LAYOUT)
                 of_one = factors_of_line(scales_ptr + expert0 + row, H, line, quarter, LINES, last, LAYOUT)
                 of_other = factors_of_line(scales_ptr + expert1 + row, H, line, quarter, LINES, last, LAYOUT)
                 x = x_of_line(x_ptr, F, line, quarter, last, LAYOUT)
@@ -178,7 +178,7 @@ def token_experts_mxfp4(x: Tensor, stacks: Mxfp4Stacks, routing: Routing, config
     out = torch.empty_like(x)
     if not tokens:
         return out
-    of_gate, of_down = (stack.values.shape[2] // 64 for stack in (gate_up, down))
+    of_gate, of_down = (stack.values.shape[1] for stack in (gate_up, down))
     _token_gate_up_kernel[(features // int(FEATURES.value), tokens * per_token)](
         x.view(torch.int32), gate_up.values.view(torch.int32), gate_up.scales.view(torch.int32), stacks.gate_up_bias,
         experts, inner, per_token, hidden, features, stacks.limit, stacks.alpha, of_gate, config.gate_warps,
