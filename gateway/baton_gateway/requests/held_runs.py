@@ -157,11 +157,13 @@ class HeldRuns:
         load, now = self._router.load_of(live), asyncio.get_running_loop().time()
         if not load.sequences(live.tenant.name):
             return True
-        return load.is_light(live.tenant.name, self._capacity(fingerprint), now)
+        return load.is_light(live.tenant.name, self._capacity(load, fingerprint), now)
 
-    def _capacity(self, fingerprint: PairFingerprint) -> OwnCapacity:
+    def _capacity(self, load: ModelLoad, fingerprint: PairFingerprint) -> OwnCapacity:
         views = self._table.views()
-        return OwnCapacity(own_prefill(views, fingerprint), own_slots(views, fingerprint))
+        return load.capacity(
+            own_prefill(views, fingerprint), own_slots(views, fingerprint), asyncio.get_running_loop().time()
+        )
 
     def _is_within_share(self, live: LiveRequest, action: PickRoute) -> bool:
         """A request's first run always is, and with it every request of one run."""
@@ -301,7 +303,8 @@ class HeldRuns:
     def _leads(self, fingerprint: PairFingerprint, now: float) -> Callable[[str], float]:
         """A function from a tenant to how far it is ahead of its fair share. Infinite: it has its share of the slots
         and waits for its own sequences to end, which holds up no other tenant."""
-        load, views, capacity = self._loads[fingerprint], self._table.views(), self._capacity(fingerprint)
+        load, views = self._loads[fingerprint], self._table.views()
+        capacity = self._capacity(load, fingerprint)
         free, light = free_sequences(views, fingerprint), LIGHT_SHARE * num_slots(views, fingerprint)
 
         def lead(tenant: str) -> float:

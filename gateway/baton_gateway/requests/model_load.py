@@ -26,6 +26,8 @@ ABOUT_S = 60.0
 """How long after its latest request a tenant may ask again at any moment."""
 LIGHT_SHARE = 0.125
 """A share of the capacity: a tenant that takes less goes before others, whatever the weights."""
+SHORT_SHARE = 0.5
+"""Slots are compared while this share of them was taken lately: else they are not what tenants wait for."""
 LEAST_LEAD = 1e-6
 """The lead of a tenant that brings much while nothing of it was sent."""
 RECENT_S = 10.0
@@ -39,7 +41,7 @@ class OwnCapacity:
     workers: float
     """Prefill workers."""
     slots: float
-    """Sequences that decode workers run at once; 0: there are no decode workers."""
+    """Sequences that decode workers run at once; 0: slots are not short, or there are none."""
 
 
 class _Place(enum.Enum):
@@ -58,6 +60,13 @@ class _Entry:
     sequences: int = 0
 
 
+def _decayed(recent: tuple[float, float], sequences: int, now: float) -> float:
+    """Recent seconds of slots, with those of the sequences since the latest update."""
+    seconds, at_s = recent
+    rest = math.exp(min(0.0, at_s - now) / RECENT_S)
+    return seconds * rest + sequences * RECENT_S * (1 - rest)
+
+
 class ModelLoad:
     """All tenants' requests for one model."""
 
@@ -71,6 +80,10 @@ class ModelLoad:
         """By tenant: recent seconds of prefill workers, decayed, and the time of their latest update."""
         self._slot_s: dict[str, tuple[float, float]] = {}
         """By tenant: recent seconds of decode workers' slots, decayed, and the time of their latest update."""
+        self._all_slot_s = 0.0, 0.0
+        """The same of all tenants together."""
+        self._running = 0
+        """Sequences of all tenants at the workers."""
         self._token_s = 0.0
         """Seconds per prompt token of the latest route to a prefill worker."""
         self._latest: tuple[str, float] = ("", -math.inf)
@@ -158,6 +171,8 @@ class ModelLoad:
         if entry is not None and entry.sequences != sequences:
             name = entry.owner.tenant.name
             self._slot_s[name] = self._recent_slot_s(name, now), now
+            self._all_slot_s = _decayed(self._all_slot_s, self._running, now), now
+            self._running += sequences - entry.sequences
             if len(self._slot_s) > 2 * len(self._tenants) + 1:
                 self._slot_s = self._without_gone(self._slot_s, now)
             entry.owner.sequences += sequences - entry.sequences
@@ -218,8 +233,13 @@ class ModelLoad:
 
     def _recent_slot_s(self, tenant: str, now: float) -> float:
         seconds, at_s = self._slot_s.get(tenant, (0.0, now))
-        rest = math.exp(min(0.0, at_s - now) / RECENT_S)
-        return seconds * rest + self.sequences(tenant) * RECENT_S * (1 - rest)
+        return _decayed((seconds, at_s), self.sequences(tenant), now)
+
+    def capacity(self, workers: float, slots: float, now: float) -> OwnCapacity:
+        """The capacity that tenants are compared by. `slots`: those of decode workers. They count while most of them
+        were taken lately."""
+        recent_slots = _decayed(self._all_slot_s, self._running, now) / RECENT_S
+        return OwnCapacity(workers, slots if recent_slots >= SHORT_SHARE * slots else 0.0)
 
     # Estimates --------------------------------------------------------------------------------------------------------
 
@@ -231,12 +251,17 @@ class ModelLoad:
             return 0.0
         recent_s, all_s = self._recent_s(tenant, now), max(LEAST_LEAD, RECENT_S * capacity.workers)
         demand_s = recent_s + load.admitted.prompt_tokens * self._token_s
+        recent_slots = self._recent_slot_s(tenant, now) / RECENT_S
         # Sequences of now count as well: else all slots that come free at once would go to the same tenant.
-        slots = (self._recent_slot_s(tenant, now) / RECENT_S + load.sequences) / 2
+        slots = (recent_slots + load.sequences) / 2
         is_light = demand_s <= LIGHT_SHARE * all_s
         if is_light and (not capacity.slots or slots + load.waiting <= LIGHT_SHARE * capacity.slots):
             return 0.0
-        share = max(recent_s / all_s, slots / capacity.slots if capacity.slots else 0.0)
+        share = recent_s / all_s
+        if (
+            capacity.slots and recent_slots > share * capacity.slots
+        ):  # by the mean alone: a burst makes slots no dominant resource
+            share = slots / capacity.slots
         return max(LEAST_LEAD, share) / load.tenant.weight
 
     def is_light(self, tenant: str, capacity: OwnCapacity, now: float) -> bool:

@@ -249,3 +249,14 @@ def test_weights_are_compared_with_those_of_tenants_that_ask() -> None:
     assert load.relative_weight("a") == 1.0
     load.add(2, Work(), Tenant("b", weight=3.0))
     assert (load.relative_weight("a"), load.relative_weight("b"), load.relative_weight("nobody")) == (0.5, 1.5, 1.0)
+
+
+def test_slots_count_only_while_most_of_them_were_taken_lately() -> None:
+    load = filled((A, 0.0), (B, 0.0))
+    tickets = list(load._entries)
+    load.set_running(tickets[0], 60, 0.0)
+    assert load.capacity(1.0, 64.0, 1.0) == ONE_WORKER, "not for long"
+    assert load.capacity(1.0, 64.0, RECENT_S) == OwnCapacity(1.0, 64.0)
+    load.set_running(tickets[0], 0, RECENT_S)
+    assert load.capacity(1.0, 64.0, RECENT_S) == OwnCapacity(1.0, 64.0), "a lump of answers that end together"
+    assert load.capacity(1.0, 64.0, 2 * RECENT_S) == ONE_WORKER
