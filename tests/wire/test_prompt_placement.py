@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_wire.rules.piece_size import AIM, BOUND, LEAST_TOKENS
+from baton_wire.rules.piece_size import AIM, LEAST_TOKENS
 from baton_wire.rules.prompt_placement import (
     FULL,
     TRIED_TOKENS,
@@ -16,12 +16,14 @@ from baton_wire.rules.prompt_placement import (
     LatencyTargets,
     Placement,
     PrefillSide,
+    SeenPieces,
     choose_placement,
     decode_ttft_s,
     is_decode_local,
     is_prefill_local,
     is_shared,
     mean_step_s,
+    piece_cost,
     prefill_ttft_s,
     prompts_share,
 )
@@ -138,17 +140,19 @@ def test_a_prompt_here_takes_its_work_in_steps_within_the_target(
     decode = DecodeSide(rows, base_s, token_s, queued, missing)
     targets = LatencyTargets(0.5, tpot_s)
     found = decode_ttft_s(decode, PREFILL, targets)
-    assert PREFILL.more_token_s is not None
-    token_s = min(token_s, BOUND * PREFILL.more_token_s)
+    cost = piece_cost(SeenPieces(token_s), base_s, PREFILL.more_token_s, None)
+    assert cost is not None
+    least_s = cost.fixed_s + LEAST_TOKENS * cost.token_s
+    assert least_s == pytest.approx(LEAST_TOKENS * token_s), "what the smallest piece cost is not forgotten"
     if found is None:
-        assert base_s + LEAST_TOKENS * token_s > tpot_s, "the least piece is too long"
-        assert mean_step_s(base_s, token_s, (queued + missing) / 0.5) > AIM * tpot_s
+        assert base_s + least_s > tpot_s, "the least piece is too long"
+        assert mean_step_s(base_s, cost.spread_s(LEAST_TOKENS), (queued + missing) / 0.5) > AIM * tpot_s
         return
-    work_s = (queued + missing) * token_s
-    assert found >= (work_s + base_s) * (1 - 1e-9), "at least one step, and all tokens"
-    steps = round((found - work_s) / base_s)
-    least = LEAST_TOKENS * token_s
-    assert found <= steps * max(AIM * tpot_s, base_s + least) * (1 + 1e-9), "no step is longer than the target"
+    work_s = (queued + missing) * cost.token_s
+    assert found >= (work_s + base_s + cost.fixed_s) * (1 - 1e-9), "at least one step with a piece, and all tokens"
+    if cost.fixed_s == 0.0:
+        steps = round((found - work_s) / base_s)
+        assert found <= steps * max(AIM * tpot_s, base_s + least_s) * (1 + 1e-9), "no step is longer than the target"
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))

@@ -35,7 +35,10 @@ class LongTurn(NamedTuple):
         if kv_token_s is None or fixed_s is None or not prefill.more_token_s:
             return None
         cost = prefill.prompt_cost or decode.prompt_cost
-        decode_rows_s = fixed_s + decode.held_tokens * kv_token_s
+        # Rows that share the KV of a common beginning hold it once, and each of them reads it.
+        running_s = None if decode.rows_s is None or not decode.rows else max(0.0, decode.rows_s - fixed_s)
+        promised_s = max(decode.held_tokens * kv_token_s, running_s or 0.0)
+        decode_rows_s = fixed_s + promised_s
         prefill_rows_s = fixed_s if not prefill.rows or prefill.rows_s is None else prefill.rows_s
         decode_piece = _view_piece_cost(decode, prefill, prefill, decode_rows_s)
         prefill_piece = _view_piece_cost(prefill, decode, prefill, prefill_rows_s)
@@ -44,8 +47,8 @@ class LongTurn(NamedTuple):
         decode_side = ContextSide(
             sequences=decode.load_sequences,
             rows_s=decode_rows_s,
-            running_s=None if decode.rows_s is None else max(0.0, decode.rows_s - fixed_s),
-            promised_s=decode.held_tokens * kv_token_s,
+            running_s=running_s,
+            promised_s=promised_s,
             usual_rows_s=fixed_s + decode.usual_held_tokens * kv_token_s,
             token_s=decode_piece.token_s,
             piece_fixed_s=decode_piece.fixed_s,
