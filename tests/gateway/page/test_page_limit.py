@@ -29,7 +29,7 @@ def late(part: Part, detail: str = "", **changes: Any) -> RequestRecord:
     [
         (Part.HELD, PREFILL_BUSY, "prefill"),
         (Part.HELD, DECODE_BUSY, "decode"),
-        (Part.HELD, OWN_SHARE, "workers"),
+        (Part.HELD, OWN_SHARE, "prefill"),
         (Part.PARKED, "no decode worker is live", "decode"),
         (Part.PARKED, "", "workers"),
         (Part.QUEUED, "its tenant's own quota", "gateway"),
