@@ -207,7 +207,7 @@ def old_configuration(scene: Scene) -> None:
 
 
 SLO = {"ttft": {"target": "200ms", "percentile": 95}, "tpot": {"target": "25ms", "percentile": 95}}
-_SMALL_KV = {"replicas": {"min": 1, "max": 1}, "engine": {"kvCacheMemory": "1Mi"}}
+_SMALL_KV = {"replicas": {"min": 1, "max": 1}, "engine": {"kvCacheMemory": "4Mi"}}
 SITUATIONS = (
     Situation("chats are slow to begin", "the KV link to the decode worker is slow", slow_link),
     Situation("chats are slow to begin", "one client's prompts keep the prefill worker busy", held_prompts),
