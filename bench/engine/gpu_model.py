@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -173,14 +173,15 @@ class StepBench:
         return self._time_steps(StepPlan(0, decode=slots), steps)
 
     def _time_steps(self, plan: StepPlan, steps: int) -> StepTimes:
-        """The same step again and again, one ahead."""
+        """The same step again and again, one ahead. Ranks report steps by their numbers, so each has its own."""
         device_ms, host_ms = [], []
-        self.runner.launch(plan)
+        plans = [replace(plan, step=number) for number in range(steps + 11)]
+        self.runner.launch(plans.pop())
         for step in range(steps + 10):
             if step == 10:
                 begin = time.perf_counter()
             launched = time.perf_counter()
-            self.runner.launch(plan)
+            self.runner.launch(plans.pop())
             host_ms.append((time.perf_counter() - launched) * 1e3)
             device_ms.append(self.runner.collect().duration_s * 1e3)
         step_ms = (time.perf_counter() - begin) / steps * 1e3

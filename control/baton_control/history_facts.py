@@ -34,6 +34,8 @@ class HistoryFacts(msgspec.Struct, frozen=True):
     """The most workers that each pool may have."""
     starts: dict[str, int] = {}
     """How often each process has been started, by its name."""
+    problems: dict[str, str] = {}
+    """Problems by their subjects, such as an edited file that is not in force."""
 
 
 class StoredHistory(msgspec.Struct, frozen=True):
@@ -66,6 +68,7 @@ def find_changes(
         *_sizes(before, now, at, reasons),
         *_limits(before, now, at),
         *_restarts(before, now, at, ends),
+        *_problems(before, now, at),
     )
 
 
@@ -134,3 +137,10 @@ def _restarts(before: HistoryFacts, now: HistoryFacts, at: float, ends: Mapping[
         if former is not None and starts > former:
             why = ends.get(name, "")
             yield make_change(at, ChangeKind.RESTART, name, f"start {starts}{f': {why}' if why else ''}")
+
+
+def _problems(before: HistoryFacts, now: HistoryFacts, at: float) -> Iterator[HistoryChange]:
+    for subject in sorted(before.problems.keys() | now.problems.keys()):
+        text = now.problems.get(subject, "the problem is over")
+        if text != before.problems.get(subject):
+            yield make_change(at, ChangeKind.CONDITION, subject, text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from baton_control.history_facts import MAX_FIELDS, HistoryFacts, find_changes, flatten_spec
-from baton_wire.deployment_history import HistoryChange
+from baton_wire.deployment_history import ChangeKind, HistoryChange
 
 BEFORE = HistoryFacts(
     version="0.2.0",
@@ -64,3 +64,16 @@ def test_long_values_and_many_fields_are_cut_and_still_compared() -> None:
 
 def test_another_version_is_a_change() -> None:
     assert texts(find_changes(BEFORE, replace(BEFORE, version="0.3.0"), 5.0)) == ["version baton: 0.2.0 to 0.3.0"]
+
+
+def test_a_problem_is_a_change_when_it_begins_and_when_it_is_over() -> None:
+    whole, broken = HistoryFacts(), HistoryFacts(problems={"LLMTenants": "tenants stay as they were: x"})
+    [begun] = find_changes(whole, broken, 5.0)
+    assert (begun.kind, begun.subject, begun.text) == (
+        ChangeKind.CONDITION,
+        "LLMTenants",
+        "tenants stay as they were: x",
+    )
+    assert find_changes(broken, broken, 6.0) == ()
+    [ended] = find_changes(broken, whole, 7.0)
+    assert (ended.subject, ended.text) == ("LLMTenants", "the problem is over")

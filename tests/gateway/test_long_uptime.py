@@ -22,6 +22,7 @@ BOUNDED = {
     "SentPrompts._latest": "some places of each of these",
     "SentPrompts._settled": "the same prompts",
     "ContextReuse._contexts": "16,384 contexts",
+    "ModelLoad._slot_s": "twice as many tenants as have requests, and one",
     "FormatCompiler._cache": "by bytes",
     "ParsedPartCache._parts": "by bytes",
     "AnswerLengths._ended": "a few for each length",

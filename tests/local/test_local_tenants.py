@@ -45,7 +45,8 @@ def test_an_edited_file_changes_who_is_let_in_and_a_broken_one_changes_nothing(t
     manifest(file, tenant("a", "x"), tenant("b", "x"))
     local.refresh(clock + LOOK_S)
     local.refresh(clock + 2 * LOOK_S)
-    assert notices == ["tenants stay as they were: spec.apiKeys[0].sha256: not allowed: LLMTenant a has this key"]
+    problem = "tenants stay as they were: spec.apiKeys[0].sha256: not allowed: LLMTenant a has this key"
+    assert (notices, local.problem) == ([problem], problem)
     file.unlink()
     local.refresh(clock + 3 * LOOK_S)
     list(gateway.read_table())

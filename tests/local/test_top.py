@@ -6,16 +6,23 @@ import json
 from dataclasses import replace
 
 import msgspec
+import pytest
 
+from baton_gateway.page.page_document import limited_by as gateway_answer
+from baton_gateway.records.parts import Part, meaning_of
+from baton_gateway.records.request_record import RecordSpan, RequestRecord
+from baton_gateway.requests.held_runs import PREFILL_BUSY
 from baton_local.commands.top import as_json, as_text, limited_by, page
 from baton_local.fleet.observation import (
     GatewayState,
     Link,
+    LostTime,
     Observation,
     ObservedCacheUse,
     ObservedTenant,
     ObservedWorker,
     Transfer,
+    lost_time,
 )
 from baton_testing.processes.run_record import DECODE, GATEWAY, PREFILL, RUN_RECORD
 from baton_wire.sketch import Sketch
@@ -154,3 +161,48 @@ def test_without_a_decode_pool_neither_it_nor_its_target_is_shown() -> None:
     seen = Observation(record, ((PREFILL, SENT),), GATEWAY, SEEN.seen_by_gateway)
     assert not {"decode", "TPOT"} & set(as_text(seen).split())
     assert "decode" not in as_json(seen)["pools"]  # type: ignore[operator]
+
+
+def test_the_page_says_where_late_requests_lost_their_time_and_whose_they_are() -> None:
+    meaning = "waiting for admission: the tenant's quota, or requests before it"
+    lost = LostTime("gateway", 0.896, meaning, 72, "its tenant's own quota", "blue", 3, "rate_limited")
+    lines = as_text(seen_with(lost_time=lost)).splitlines()
+    assert lines[2] == f"late requests lost 89.6 % of their time at the gateway: {meaning} (its tenant's own quota)"
+    assert lines[3] == (
+        "  72 in the last 5 minutes; most are of tenant blue; 3 got an error, most of them rate_limited; "
+        "see baton explain --missed"
+    )
+    assert as_json(seen_with(lost_time=lost))["lost_time"] == msgspec.structs.asdict(lost)
+    assert as_json(SEEN)["lost_time"] is None
+
+
+@pytest.mark.parametrize(
+    ("place", "share", "named"),
+    [
+        ("gateway", 0.8, "the gateway"),
+        ("gateway", 0.4, "prefill"),
+        ("prefill", 0.9, "prefill"),
+        ("new", 0.9, "prefill"),
+    ],
+)
+def test_a_pool_is_not_blamed_for_time_that_is_lost_elsewhere(place: str, share: float, named: str) -> None:
+    lost = LostTime(place, share, "tokenising the prompt", 3)
+    limit = limited_by(seen_with(tpot_minute=Sketch(), lost_time=lost))
+    assert limit is not None
+    assert limit.startswith(f"{named}: TTFT p95 ")
+
+
+@pytest.mark.parametrize("data", [None, {}, [], {"limited_by": None}, {"limited_by": {"place": 3}}])
+def test_a_page_without_an_answer_says_nothing_of_lost_time(data: object) -> None:
+    assert lost_time(data) is None
+
+
+def test_lost_time_is_read_as_the_gateway_writes_it() -> None:
+    span = RecordSpan(Part.HELD.value, 0, 100, PREFILL_BUSY)
+    record = RequestRecord(
+        *("r", "blue", "m", "finished", "", 1e9 - 5, 100, [span], [], 1, 1),
+        *(None, None, None, None, None, True, [], 0, 0.1),
+    )
+    written = gateway_answer([record], 1e9)
+    found = lost_time(json.loads(json.dumps({"limited_by": written, "more": 1})))
+    assert found == LostTime("prefill", 1.0, meaning_of(Part.HELD), 1, PREFILL_BUSY, "blue")

@@ -65,6 +65,19 @@ def test_a_process_writes_what_it_was_told_to() -> None:
     assert json.loads(line)["message"] == "hello"
 
 
+@pytest.mark.parametrize("log_format", list(LogFormat))
+def test_a_line_looks_for_no_thread_no_process_and_no_place_in_the_code(log_format: LogFormat) -> None:
+    """The access log writes a line for each request, and to find them took half of its time."""
+    code = (
+        "import logging; from baton_wire.log_format import *; "
+        f"configure_logging('INFO', LogFormat.{log_format.name}); records = []; "
+        "logging.getLogger().handlers[0].addFilter(records.append); logging.getLogger('a').info('hello'); "
+        "[record] = records; print(record.thread, record.process, record.processName, record.lineno)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["None", "None", "None", "0"]
+
+
 def test_an_uncaught_exception_and_a_warning_are_lines_in_json() -> None:
     code = (
         "import warnings; from baton_wire.log_format import *; configure_logging('INFO', LogFormat.JSON); "

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from baton_engine.scheduling.events import Drawn
 from baton_testing.engine import tiny_llama
 from baton_testing.engine.structured_engine import structured_spec
 from baton_testing.engine.tiny_llama import FOLDER
@@ -86,6 +87,35 @@ def test_random_weights_are_shared_too() -> None:
     with built(Role.DECODE, model=model) as one, built(Role.DECODE, "--tensor-parallel=2", model=model) as two:
         assert two.fingerprint == one.fingerprint
         assert greedy(two, prompt, 12) == greedy(one, prompt, 12)
+
+
+def first_tokens(parts: EngineParts) -> tuple[dict[int, int], int]:
+    """The first token of each of six prompts that come at once, and the most prompt tokens that were launched."""
+    prompts = [tiny_llama.chat_ids(question) for question in tiny_llama.LONG_ANSWERS[:6]]
+    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    for number, prompt in enumerate(prompts, 1):
+        parts.scheduler.submit(structured_spec(number, prompt, sampling), 0.0)
+    drawn: dict[int, int] = {}
+    most = 0
+    for _ in range(10_000):
+        parts.stepper.turn(0.0)
+        most = max(most, parts.stepper.computing_tokens)
+        for event in parts.scheduler.events():
+            if isinstance(event, Drawn):
+                drawn[int.from_bytes(event.key.request)] = event.ids[0]
+        if parts.stepper.idle:
+            return drawn, most
+    raise AssertionError("it goes on for ever")
+
+
+def test_prompts_in_short_steps_have_their_first_tokens_with_a_step_in_hand_at_each_stage() -> None:
+    steps = "--max-step-tokens=16"
+    with built(Role.PREFILL, steps) as one, built(Role.PREFILL, steps, "--pipeline-parallel=4") as four:
+        expected, _ = first_tokens(one)
+        drawn, most = first_tokens(four)
+    assert len(expected) == 6
+    assert drawn == expected
+    assert most > 2 * 16, "more than two steps were launched at once"
 
 
 @pytest.mark.parametrize(

@@ -18,19 +18,16 @@ def stages_of(pool: PoolSpec) -> int:
     return max(1, int(values[0])) if values and values[0].isascii() and values[0].isdecimal() else 1
 
 
-def objection_to_stages(role: Role, *, flips: bool, is_on_cpu: bool) -> str | None:
-    """Why workers of this pool cannot have stages; None: they can."""
-    if role is Role.DECODE:
-        return "a step that decodes needs the token of the step before, so that one stage alone would compute"
-    if flips:
-        return "workers that flip decode, too"
-    return None if is_on_cpu else "stages compute on CPUs only"
-
-
 def refuse_stages(pool: PoolSpec, role: Role, *, flips: bool, is_on_cpu: bool) -> None:
-    """Raises UnsupportedError for stages where they cannot compute."""
+    """Raises UnsupportedError for stages of workers that cannot have any."""
     if stages_of(pool) == 1:
         return
-    reason = objection_to_stages(role, flips=flips, is_on_cpu=is_on_cpu)
-    if reason is not None:
-        raise UnsupportedError(f"spec.{role}.arguments", f"{STAGES} is not allowed: {reason}: must be absent")
+    if role is Role.DECODE:
+        reason = "a step that decodes needs the token of the step before, so that one stage alone would compute"
+    elif flips:
+        reason = "workers that flip decode, too"
+    elif not is_on_cpu:
+        reason = "stages compute on CPUs only"
+    else:
+        return
+    raise UnsupportedError(f"spec.{role}.arguments", f"{STAGES} is not allowed: {reason}: must be absent")

@@ -22,11 +22,11 @@ from typing import Final, Protocol
 from baton_gateway.batches.batch_record import BatchStatus
 from baton_gateway.batches.batch_run import AnswerLine, CountLines, OwnedBatch, RunParts, pause_of
 from baton_gateway.batches.batch_store import ActiveBatch, BatchStore
-from baton_gateway.batches.disk_threads import DiskThreads
 from baton_gateway.batches.file_store import FileBounds, FileStore
 from baton_gateway.batches.folder import check_batch_folder
 from baton_gateway.batches.line_slots import LineSlots
 from baton_gateway.errors import ends_task
+from baton_gateway.helper_processes.tenant_threads import TenantThreads
 from baton_wire.listening.complaints import Complaints
 
 _log = logging.getLogger("baton.gateway.batches")
@@ -81,7 +81,7 @@ class BatchDesk:
         self._not_before: dict[ActiveBatch, float] = {}
         """When a run that failed may begin again, by the loop's clock."""
         self._complaints = Complaints(_log)
-        self._threads = DiskThreads(MAX_RUNS, MAX_RUNS)
+        self._threads = TenantThreads("batches", MAX_RUNS, MAX_RUNS)
         self._looking: asyncio.Task[None] | None = None
         self._swept_s = 0.0
         self.wake = asyncio.Event()

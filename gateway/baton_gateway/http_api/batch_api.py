@@ -17,11 +17,11 @@ from aiohttp import web
 from baton_gateway.batches.batch_desk import BatchDesk
 from baton_gateway.batches.batch_record import KEPT_S, WINDOW, batch_object
 from baton_gateway.batches.batch_store import BatchPlan, page_of
-from baton_gateway.batches.disk_threads import DiskThreads
 from baton_gateway.batches.file_store import Upload
 from baton_gateway.batches.lines import URLS
 from baton_gateway.batches.refusals import storage_full, too_many_uploads
 from baton_gateway.errors import RefusedError, invalid, out_of_memory, shutting_down
+from baton_gateway.helper_processes.tenant_threads import TenantThreads
 from baton_gateway.http_api.access_log import EXCHANGE
 from baton_gateway.http_api.endpoints import HttpEndpoint
 from baton_gateway.http_api.lookups import JSON, SERVER
@@ -38,6 +38,7 @@ FILES: Final = "/v1/files"
 BATCHES: Final = "/v1/batches"
 MAX_UPLOADS: Final = 4
 """Uploads of one tenant at the same time, per process."""
+DISK_THREADS, DISK_THREADS_OF_TENANT = 8, 2
 MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 PIECE_BYTES: Final = 256 << 10
 DOWNLOAD_BYTES: Final = 2 * PIECE_BYTES
@@ -59,7 +60,7 @@ class BatchApi:
         self._desk, self._table, self._open_body = desk, table, open_body
         self._unknown_fields, self._is_draining = unknown_fields, is_draining
         self._uploads: Counter[str] = Counter()
-        self._threads = DiskThreads()
+        self._threads = TenantThreads("files", DISK_THREADS, DISK_THREADS_OF_TENANT)
 
     def endpoints(self) -> dict[str, HttpEndpoint]:
         """The paths with their endpoints; `{id}` stands for one segment."""
@@ -203,7 +204,7 @@ class BatchApi:
     async def _disk(
         self, tenant: Tenant, work: Callable[[*Ts], T], *arguments: *Ts, undo: Callable[[T], object] | None = None
     ) -> T:
-        """Do work that waits for the disk in a thread. `undo`: as `DiskThreads.run` has it. Raises RefusedError where
+        """Do work that waits for the disk in a thread. `undo`: as `TenantThreads.run` has it. Raises RefusedError where
         the disk fails."""
         with _disk_errors():
             return await self._threads.run(tenant.name, work, *arguments, undo=undo)

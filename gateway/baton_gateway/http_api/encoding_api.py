@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from baton_gateway.errors import Problem, RefusedError, shutting_down
+from baton_gateway.helper_processes.tenant_threads import TenantThreads
 from baton_gateway.http_api.access_log import EXCHANGE
 from baton_gateway.http_api.endpoints import HttpEndpoint
 from baton_gateway.http_api.model_names import ModelNames
@@ -61,6 +62,7 @@ class EncodingApi:
         self._relay, self._table, self._names, self._limits = relay, table, names, limits
         self._open_body, self._send = open_body, send
         self._unknown_fields, self._is_draining = unknown_fields, is_draining
+        self._assembling = TenantThreads("assemble")
 
     def endpoints(self) -> dict[str, HttpEndpoint]:
         """The paths with their endpoints."""
@@ -118,7 +120,7 @@ class EncodingApi:
         arguments = (live, parsed, head, results, usage)
         if sum(map(len, results)) <= PIECE_BYTES:
             return await self._send(request, encoding_body(*arguments))
-        return await self._send(request, await asyncio.to_thread(encoding_body, *arguments))
+        return await self._send(request, await self._assembling.run(tenant.name, encoding_body, *arguments))
 
 
 def encoding_body(

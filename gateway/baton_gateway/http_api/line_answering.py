@@ -19,6 +19,7 @@ from baton_gateway import errors
 from baton_gateway.batches.batch_run import LineAnswer
 from baton_gateway.batches.lines import EMBEDDINGS, BatchLine
 from baton_gateway.errors import Problem, RefusedError, unsupported
+from baton_gateway.helper_processes.tenant_threads import TenantThreads
 from baton_gateway.http_api.encoding_api import encoding_body
 from baton_gateway.http_api.loop_accounts import LoopAccounts, holder_name
 from baton_gateway.http_api.memory_budget import MemoryBudget, RequestMemory
@@ -66,6 +67,7 @@ class LineAnswering:
         self._budget, self._accounts, self._unknown_fields = budget, accounts, unknown_fields
         self._began_s = asyncio.get_running_loop().time()
         self._complaints = Complaints(_log)
+        self._assembling = TenantThreads("assemble")
 
     def context(self, tenant: str) -> Context:
         """The context in which a tenant's lines are charged to it."""
@@ -106,13 +108,13 @@ class LineAnswering:
                 if isinstance(request, EncodeRequest):
                     encoder = EncodingWriter(memory.take)
                     charged.live = self._start(request, tenant, encoder, request_id)
-                    return await self._encoded(charged.live, request, encoder)
+                    return await self._encoded(charged.live, request, encoder, tenant)
                 writer = CollectingWriter(charge=memory.take)
                 charged.live = self._start(request, tenant, writer, request_id)
                 result = await writer.done
                 if isinstance(result, Problem):
                     raise RefusedError(result)
-                return await asyncio.to_thread(result.body)
+                return await self._assembling.run(tenant.name, result.body)
             finally:
                 if charged.live is not None:
                     self._relay.client_gone(charged.live)
@@ -126,12 +128,15 @@ class LineAnswering:
     ) -> LiveRequest:
         return self._relay.start(request, tenant, writer, request_id)
 
-    async def _encoded(self, live: LiveRequest, request: EncodeRequest, writer: EncodingWriter) -> list[JsonBytes]:
+    async def _encoded(
+        self, live: LiveRequest, request: EncodeRequest, writer: EncodingWriter, tenant: Tenant
+    ) -> list[JsonBytes]:
         usage = await writer.done
         if isinstance(usage, Problem):
             raise RefusedError(usage)
         assert writer.head is not None
-        return await asyncio.to_thread(encoding_body, live, request, writer.head, writer.results(), usage)
+        arguments = (live, request, writer.head, writer.results(), usage)
+        return await self._assembling.run(tenant.name, encoding_body, *arguments)
 
     def _parse(self, line: BatchLine) -> ChatRequest | CompletionRequest | EncodeRequest:
         """Parse a line's body as that of a live request of the batch class. Raises RefusedError."""

@@ -26,6 +26,7 @@ from baton_gateway.apis.responses_request import parse_response
 from baton_gateway.batches.batch_desk import BatchDesk
 from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.helper_processes.process_lane import HealthProblem
+from baton_gateway.helper_processes.tenant_threads import TenantThreads
 from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, choose_request_id
 from baton_gateway.http_api.batch_api import BatchApi, pattern_of
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
@@ -133,7 +134,7 @@ class HttpApi:
         self._budget = parts.budget
         self._memory = MemoryReturn()
         self._parsing = ThreadPoolExecutor(1, "parse")
-        self._assembling = ThreadPoolExecutor(1, "assemble")
+        self._assembling = TenantThreads("assemble")
         self._cache = ParsedPartCache()
         self._table = parts.table
         self._tenants = parts.tenants
@@ -317,6 +318,7 @@ class HttpApi:
                 if writer.is_stalled(now):
                     self._metrics.stalled()
                     live.is_read_slowly = True
+                    live.note_unread(writer.behind_since_s)
                     self._relay.client_gone(live)
                     writer.abort()
 
@@ -428,7 +430,7 @@ class HttpApi:
         exchange.name_ignored(live.unenforced)
         if result.size <= PIECE_BYTES:
             return await self._send(request, result.body())
-        body = await asyncio.get_running_loop().run_in_executor(self._assembling, result.body)
+        body = await self._assembling.run(tenant.name, result.body)
         return await self._send(request, body)
 
     async def _send(self, request: web.BaseRequest, pieces: Sequence[JsonBytes]) -> web.StreamResponse:

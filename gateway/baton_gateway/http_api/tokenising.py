@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import msgspec
 from baton_gateway import errors
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import RefusedError, invalid
+from baton_gateway.helper_processes.tenant_threads import TenantThreads
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.rate_limits import check_model
 from baton_gateway.openai_api.answer_writers import ChargeMemory
@@ -102,6 +102,7 @@ class Tokenising:
         self._templates = templates
         self._encoder = encoder
         self._num_running: Counter[str] = Counter()
+        self._assembling = TenantThreads("tokens")
 
     @contextmanager
     def slot(self, holder: str, tenant: Tenant) -> Iterator[None]:
@@ -134,7 +135,7 @@ class Tokenising:
         arguments = packed, text, limits.max_context_tokens, request.wants_strings
         if tokens <= INLINE_TOKENS:
             return _tokens_body(*arguments)
-        return await asyncio.to_thread(_tokens_body, *arguments)
+        return await self._assembling.run(tenant.name, _tokens_body, *arguments)
 
     async def count(self, request: ChatRequest, tenant: Tenant) -> int:
         """Return the number of tokens of a chat's prompt. Raises RefusedError."""

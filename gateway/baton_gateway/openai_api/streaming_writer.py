@@ -100,6 +100,8 @@ class StreamingWriter:
         self._written = 0
         self._taken = 0
         self._taken_s = loop.time()
+        self.behind_since_s: float | None = None
+        """Since when the connection has had more than it takes; None: its client reads what comes."""
 
     def begin(self, answer: AnswerHead) -> None:
         step_bytes = answer.num_choices * answer.token_bytes
@@ -212,8 +214,11 @@ class StreamingWriter:
         self._pump = None
         assert self._transport is not None
         if self._transport.get_write_buffer_size() > MERGE_ABOVE_BYTES:
+            if self.behind_since_s is None:
+                self.behind_since_s = self._loop.time()
             self._pump = self._loop.call_later(_PUMP_S if self._is_small else _NEXT_TURN_S, self._write_more)
             return
+        self.behind_since_s = None
         if self._pieces is None:
             self._write_events(self._take_events())
         else:

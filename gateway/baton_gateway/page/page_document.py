@@ -15,7 +15,7 @@ import msgspec
 from baton_gateway.page.page_part import PagePart, PageWorker, TenantStanding, limits_of
 from baton_gateway.page.viewer import Viewer
 from baton_gateway.records.parts import Part, meaning_of
-from baton_gateway.records.request_record import RequestRecord
+from baton_gateway.records.request_record import RecordSpan, RequestRecord
 from baton_gateway.reporting.load_series import SLOT_S, LoadSlot, merge_slots
 from baton_gateway.tenancy.month_meters import PER_MONTH
 from baton_wire.messages.measures import SketchData
@@ -54,6 +54,8 @@ PLACES: dict[str, str] = {
     Part.WORKER_SILENT: "workers",
 }
 """The place that a part of a request's time is spent at. Parts that are left out delay no target."""
+_NAMES_POOL = frozenset({Part.HELD, Part.PARKED})
+"""Parts whose details name the pool that was waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,26 +101,45 @@ def page_document(inputs: PageInputs) -> dict[str, Any]:
 def limited_by(missed: Sequence[RequestRecord], wall_s: float) -> dict[str, Any] | None:
     """Return what recent requests that missed a target waited for most; None: none missed one."""
     recent = [record for record in missed if record.missed and record.started_at >= wall_s - RECENT_S]
-    sums: Counter[str] = Counter()
+    sums: Counter[tuple[str, str, str]] = Counter()
+    """By place, part and detail."""
     for record in recent:
-        for part, duration_ns in record.parts():
-            if part in PLACES:
-                sums[part] += duration_ns
+        for span in record.spans:
+            if span.part in PLACES:
+                sums[place_of(span), span.part, span.detail] += span.duration_ns
     total = sum(sums.values())
     if not total:
         return None
     places: Counter[str] = Counter()
-    for part, duration_ns in sums.items():
-        places[PLACES[part]] += duration_ns
+    for (place, _, _), duration_ns in sums.items():
+        places[place] += duration_ns
     place, in_place = places.most_common(1)[0]
-    part = next(part for part, _ in sums.most_common() if PLACES[part] == place)
+    part, detail = next((part, detail) for (where, part, detail), _ in sums.most_common() if where == place)
     return {
         "place": place,
         "share": in_place / total,
         "part": part,
         "meaning": meaning_of(part),
+        "detail": detail,
         "requests": len(recent),
+        "tenant": _most_common(record.tenant for record in recent),
+        "errors": sum(bool(record.code) for record in recent),
+        "code": _most_common(record.code for record in recent if record.code),
     }
+
+
+def place_of(span: RecordSpan) -> str:
+    """Return the place at which a span was spent. A wait for workers is spent at the pool that its detail names."""
+    if span.part in _NAMES_POOL:
+        return next((role for role in ("prefill", "decode") if role in span.detail), PLACES[span.part])
+    return PLACES[span.part]
+
+
+def _most_common(names: Iterable[str]) -> str | None:
+    """Return the name that most have; None: no name is that of most."""
+    counts = Counter(names)
+    name, count = counts.most_common(1)[0] if counts else ("", 0)
+    return name if count > counts.total() / 2 else None
 
 
 def _models(inputs: PageInputs) -> list[str]:

@@ -18,6 +18,7 @@ from baton_gateway.records.trail import Gap, KeptTrail, Mark, Moment
 from baton_wire.messages.values import LegTimes
 
 EPOCH_DIGITS = 8
+UNREAD = "its client did not read, and was cut off"
 _PREPARATION = {
     Moment.OFFERED: Part.RECEIVING,
     Moment.ADMITTED: Part.QUEUED,
@@ -277,8 +278,10 @@ class _Tiling:
         self._waits_for, self._detail = Part.BACKING_OFF, f"after {mark.text}"
 
     def _end(self, mark: Mark) -> None:
+        unread_s = self.trail.unread_from_s
         if self._is_decoding:
-            self._decode_until(mark.at_s)
+            self._decode_until(mark.at_s if unread_s is None else unread_s)
+            self._until(mark.at_s, Part.SENDING, UNREAD)
         elif self._sent is None:
             self._until(mark.at_s, self._waits_for, self._detail)
         elif self._has_token:

@@ -87,6 +87,8 @@ class Trail:
     """The run of the latest first tokens."""
     preempted: list[LegTimes] = field(default_factory=list)
     """The last times of legs that were preempted."""
+    unread_from_s: float | None = None
+    """Since when its client had not read when it was cut off for that; None: it was not."""
 
     def mark(self, at_s: float, moment: Moment, run: bytes = b"", text: str = "") -> None:
         """Note that something happened."""
@@ -199,6 +201,8 @@ class KeptTrail(msgspec.Struct, frozen=True, array_like=True):
     gap_target_s: float
     stops: list[Interruption] = []
     """The interruptions that it may have waited for."""
+    unread_from_s: float | None = None
+    """As in `Trail`."""
 
 
 def keep(trail: Trail, facts: TrailFacts, interruptions: Interruptions | None = None) -> KeptTrail:
@@ -215,4 +219,5 @@ def keep(trail: Trail, facts: TrailFacts, interruptions: Interruptions | None = 
         trail.preempted,
         trail.gap_target_s,
         [] if interruptions is None else interruptions.during(trail.began_s, trail.marks[-1].at_s, workers),
+        trail.unread_from_s,
     )

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from baton_gateway.errors import Problem
 from baton_gateway.requests.live_request import LiveRequest
-from baton_gateway.requests.model_load import LIGHT_SHARE, Capacity, ModelLoad
+from baton_gateway.requests.model_load import LIGHT_SHARE, ModelLoad, OwnCapacity
 from baton_gateway.requests.own_rounds import OwnRounds
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute
@@ -58,6 +58,9 @@ LONG_SHARE = 0.5
 """A share of the TTFT target. A light tenant does not wait here for a prefill worker that is busy for longer."""
 
 Held = tuple[LiveRequest, PickRoute]
+PREFILL_BUSY, DECODE_BUSY = "for the prefill pool", "for slots of the decode pool"
+OWN_SHARE = "for the other prompts of its request"
+"""Reasons for holding a run."""
 
 
 class RunRouter(Protocol):
@@ -120,20 +123,22 @@ class HeldRuns:
 
     def holds(
         self, live: LiveRequest, action: PickRoute, route: Route | Problem, ttft_s: float, tpot_s: float | None = None
-    ) -> bool:
-        """Take the run if it has to wait for its turn; False: it goes now. A run that workers had before never waits.
-        One with a decode-local route waits for decode workers only, a prefill-local one for prefill workers only.
+    ) -> str:
+        """Take the run if it has to wait for its turn, and return what it waits for; empty: it goes now. A run that
+        workers had before never waits. One with a decode-local route waits for decode workers only, a prefill-local one
+        for prefill workers only.
         """
         if not action.is_first or isinstance(route, Problem):
-            return False
+            return ""
         fingerprint, self._ttft_s, self._tpot_s = live.fingerprint, ttft_s, tpot_s
         assert fingerprint is not None
         if not self._is_within_share(live, action):
             self._pieces.setdefault(live.ticket, deque()).append((live, action))
             self._check_later()
-            return True
-        if not self._has_to_wait(live, action, route, fingerprint):
-            return False
+            return OWN_SHARE
+        waits_for = self._waits_for(live, action, route, fingerprint)
+        if not waits_for:
+            return ""
         queue = self._queues.setdefault(fingerprint, PromptOrder(ttft_s))
         tenant, self._loads[fingerprint] = live.tenant, self._router.load_of(live)
         if not self._is_measured(fingerprint):
@@ -145,7 +150,7 @@ class HeldRuns:
             self._check_soon()  # there may be room for it now
         else:
             self._check_later()
-        return True
+        return waits_for
 
     def _goes_first(self, live: LiveRequest, fingerprint: PairFingerprint) -> bool:
         """Return whether the tenant's held runs go before those of others: it has nothing at work, or is light."""
@@ -154,9 +159,9 @@ class HeldRuns:
             return True
         return load.is_light(live.tenant.name, self._capacity(fingerprint), now)
 
-    def _capacity(self, fingerprint: PairFingerprint) -> Capacity:
+    def _capacity(self, fingerprint: PairFingerprint) -> OwnCapacity:
         views = self._table.views()
-        return Capacity(own_prefill(views, fingerprint), own_slots(views, fingerprint))
+        return OwnCapacity(own_prefill(views, fingerprint), own_slots(views, fingerprint))
 
     def _is_within_share(self, live: LiveRequest, action: PickRoute) -> bool:
         """A request's first run always is, and with it every request of one run."""
@@ -172,14 +177,14 @@ class HeldRuns:
             free = free_sequences(views, live.fingerprint)
         return may_take(own, action.choices, free, GATEWAY_GREED) and self._router.may_grow(live, action.choices)
 
-    def _has_to_wait(self, live: LiveRequest, action: PickRoute, route: Route, fingerprint: PairFingerprint) -> bool:
+    def _waits_for(self, live: LiveRequest, action: PickRoute, route: Route, fingerprint: PairFingerprint) -> str:
         if not route.is_prefill_local and self._waits_for_slots(live, action, self._table.views(), fingerprint):
-            return True
+            return DECODE_BUSY
         if route.is_decode_local:
-            return False
+            return ""
         if fingerprint in self._queues or not self._has_room(route.prefill or route.decode, fingerprint):
-            return not self._goes_ahead(live, action, route, fingerprint)
-        return self._rounds.wait_s(fingerprint) != 0.0
+            return "" if self._goes_ahead(live, action, route, fingerprint) else PREFILL_BUSY
+        return PREFILL_BUSY if self._rounds.wait_s(fingerprint) != 0.0 else ""
 
     def _goes_ahead(self, live: LiveRequest, action: PickRoute, route: Route, fingerprint: PairFingerprint) -> bool:
         """Return whether the run goes although every worker is busy: all are busy for long, and in their fair turns it

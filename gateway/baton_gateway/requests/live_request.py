@@ -111,6 +111,8 @@ class LiveRequest:
     """The trace that it belongs to; None: traces are not exported."""
     queued_for: str = ""
     """Why it waits for admission."""
+    parked_for: str = ""
+    """The pools whose workers it waits for; empty: not known."""
     is_parked: bool = False
     """True while it waits for workers that serve its model."""
     last_lost: Reason | None = None
@@ -160,11 +162,21 @@ class LiveRequest:
         if self.trail is not None:
             self.trail.mark(asyncio.get_running_loop().time(), moment, run, text)
 
+    def note_parked(self, waits_for: str) -> None:
+        """Note that the request waits for workers of these pools."""
+        self.is_parked, self.parked_for = True, waits_for
+        self.note(Moment.PARKED)
+
+    def note_unread(self, from_s: float | None) -> None:
+        """Note that the client is cut off because it has not read since then. None: it is not known since when."""
+        if self.trail is not None:
+            self.trail.unread_from_s = from_s
+
     def note_unparked(self) -> None:
         """Note that the request leaves where it was parked, if it was."""
         if self.is_parked:
             self.is_parked = False
-            self.note(Moment.UNPARKED)
+            self.note(Moment.UNPARKED, self.parked_for)
 
     def keep_timer(self, loop: asyncio.AbstractEventLoop, tick: Callable[[LiveRequest], None]) -> None:
         """Call `tick` when the life's next Tick is due."""

@@ -33,7 +33,7 @@ RECENT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class OwnCapacity:
     """This process's part of a model's workers."""
 
     workers: float
@@ -205,7 +205,7 @@ class ModelLoad:
             self._sent = self._without_gone(self._sent, now)
 
     def _without_gone(self, recent: dict[str, tuple[float, float]], now: float) -> dict[str, tuple[float, float]]:
-        """What is known of tenants that have requests, or had some lately."""
+        """Keep what is known of tenants that have requests, or had some lately."""
         return {
             name: (seconds, at_s)
             for name, (seconds, at_s) in recent.items()
@@ -223,7 +223,7 @@ class ModelLoad:
 
     # Estimates --------------------------------------------------------------------------------------------------------
 
-    def lead(self, tenant: str, capacity: Capacity, now: float) -> float:
+    def lead(self, tenant: str, capacity: OwnCapacity, now: float) -> float:
         """The recent dominant share of the capacity for the tenant's weight. 0: the tenant is light, because it takes
         less than its part of either pool, including its waiting requests."""
         load = self._tenants.get(tenant)
@@ -239,7 +239,7 @@ class ModelLoad:
         share = max(recent_s / all_s, slots / capacity.slots if capacity.slots else 0.0)
         return max(LEAST_LEAD, share) / load.tenant.weight
 
-    def is_light(self, tenant: str, capacity: Capacity, now: float) -> bool:
+    def is_light(self, tenant: str, capacity: OwnCapacity, now: float) -> bool:
         """Return whether the tenant is light. A tenant that asks alone is not: there is no other to go before."""
         return self.is_shared(tenant, now) and self.lead(tenant, capacity, now) == 0.0
 

@@ -7,7 +7,7 @@ from baton_gateway.errors import Problem
 from baton_gateway.openai_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.live_request import LiveRequest, text_bytes
-from baton_gateway.requests.model_load import Capacity, ModelLoad
+from baton_gateway.requests.model_load import ModelLoad, OwnCapacity
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.wait_prediction import (
     STANDING_SHARE,
@@ -110,7 +110,7 @@ class ModelLoads:
         alone_s = work.prompt_tokens * (prefill.token_s or 0.0)
         known = load.tenant(tenant.name)
         own_bound = WaitBound() if known is None else known.bound
-        if load.is_light(tenant.name, Capacity(num_prefill(views, model), num_decode_slots(views, model)), now):
+        if load.is_light(tenant.name, OwnCapacity(num_prefill(views, model), num_decode_slots(views, model)), now):
             # A light tenant is late in a crowd, or by its own work. One other tenant's work makes no standing queue.
             counted_s, bound_s = fair_s, load.bound.of(crowd_s, alone_s, rules, now)
             own_bound_s = own_bound.of(mine_s, alone_s, rules, now)

@@ -70,7 +70,7 @@ from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.outbox import ToWorker
 from baton_gateway.workers.route import Route
 from baton_gateway.workers.sent_work import SentWork
-from baton_gateway.workers.start_up import explain_missing
+from baton_gateway.workers.start_up import explain_missing, missing_pool
 from baton_wire.errors import BadFieldsError
 from baton_wire.fair_loop.charging import process_context
 from baton_wire.listening.complaints import Complaints
@@ -378,8 +378,8 @@ class Relay:
         """Choose a route for a run, which goes there or is held until a worker has room."""
         route = self.choose(live, action)
         self._count_missing(live, action, route)
-        if self.held.holds(live, action, route, self._rules.ttft_s, self._rules.life.tpot_s):
-            live.note(Moment.HELD, run=action.run)
+        if waits_for := self.held.holds(live, action, route, self._rules.ttft_s, self._rules.life.tpot_s):
+            live.note(Moment.HELD, waits_for, action.run)
         else:
             self._feed(live, self._routed(live, action, route))
 
@@ -482,8 +482,7 @@ class Relay:
         for other in evicted:
             self._feed(other, Refused(errors.no_workers(self._admission.retry_after_s(other.tenant))))
         self.on_parked()
-        live.is_parked = True
-        live.note(Moment.PARKED)
+        live.note_parked(missing_pool(self._table))
         return NoRevision(problem)
 
     # Routing ----------------------------------------------------------------------------------------------------------
@@ -523,7 +522,7 @@ class Relay:
         now = self._loop.time()
         if isinstance(route, Problem):
             self.on_parked()
-            live.note(Moment.UNROUTED, run=action.run)
+            live.note(Moment.UNROUTED, missing_pool(self._table), action.run)
             return NoRoute(action.run, route, self._routing.is_superseded(live, self._rules.route))
         if live.life.attempts == 0:
             if self.ledger is not None and (refusal := open_entry(self.ledger, live)) is not None:

@@ -1,4 +1,4 @@
-"""What pieces of prompts cost at a worker, and how long its steps with rows take, by its reports. Plain bookkeeping."""
+"""Costs of pieces of prompts at a worker, and how long its steps with rows take, by its reports. Plain bookkeeping."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton_wire.rules.piece_size import PieceSize
 from baton_wire.rules.prompt_placement import MOST_TOKENS
 
 FORGOTTEN_S: Final = 60.0
-"""What pieces cost this long ago counts no longer. A cost that was high for another reason would keep all prompts
+"""Costs of pieces this long ago count no longer. A cost that was high for another reason would keep all prompts
 away, and no later piece could correct it."""
 RECENT_S: Final = 2.0
 """In the recent steps, one this long ago counts 1/e of a new one."""

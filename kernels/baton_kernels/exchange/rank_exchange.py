@@ -8,8 +8,8 @@ All ranks make the same calls in the same order, with tensors of the same shape 
 each element is added up in one order, and rounded once. Calls may be recorded in graphs; their numbers are counted on
 the device. A rank that does not arrive ends all waits of the region for good; `is_lost` says so.
 
-Bytes: `rank_sum` of S bytes writes and reads S, and reads (R − 1)·S of other GPUs up to ONE_SHOT_BYTES; beyond,
-2·(R − 1)/R·S.
+Bytes: `rank_sum` of S bytes writes and reads S, and reads (R − 1)·S of other GPUs up to ONE_SHOT_BYTES and with two
+ranks; beyond, 2·(R − 1)/R·S.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from baton_kernels.dense.rms_norm import add_rms_norm_reference
 from baton_kernels.exchange.rank_region import SLOT_BYTES, RankRegion, wide_dtype
 
 ONE_SHOT_BYTES: Final = 1 << 20
-"""Up to this every rank adds up everything; beyond, a part each, which all read then."""
+"""Up to this every rank adds up everything; beyond, a part each, which all read then. Two ranks read as much of each
+other either way, so they always add up everything."""
 
 
 def rank_sum_reference(parts: Sequence[Tensor]) -> Tensor:
@@ -49,14 +50,15 @@ def rank_gather_reference(parts: Sequence[Tensor]) -> Tensor:
 
 def rank_sum(x: Tensor, region: RankRegion) -> Tensor:
     """Sums of tensors of floats, of any size: x on the rank's GPU → the sum in a tensor of its own."""
-    from baton_kernels.exchange.gpu.rank_sum import one_shot, two_shot
+    from baton_kernels.exchange.gpu.rank_sum import LARGE, LAUNCH, one_shot, two_shot
 
     x = x.contiguous()
     out = torch.empty_like(x)
-    add_up = one_shot if x.nbytes <= ONE_SHOT_BYTES else two_shot
+    add_up = one_shot if x.nbytes <= ONE_SHOT_BYTES or region.ranks == 2 else two_shot
+    launch = LAUNCH if x.nbytes < ONE_SHOT_BYTES else LARGE
     most = SLOT_BYTES // x.element_size()
     for piece, target in zip(torch.split(x.view(-1), most), torch.split(out.view(-1), most), strict=True):
-        add_up(piece, target, region)
+        add_up(piece, target, region, launch)
     return out
 
 

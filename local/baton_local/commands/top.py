@@ -9,12 +9,22 @@ import msgspec
 
 from baton_control.sizing.decision.explanation import OTHER_CAUSE
 from baton_local.commands.status import is_met, lane_lines, limits_text, link_state, phase_of, phase_text
-from baton_local.fleet.observation import Observation, ObservedWorker
+from baton_local.fleet.observation import LostTime, Observation, ObservedWorker
 from baton_local.fleet.record import ProcessRecord, TargetRecord
 from baton_local.text_table import milliseconds, table
 from baton_wire.sketch import Sketch
 
 Pair = tuple[ProcessRecord, ObservedWorker | None]
+OUTSIDE = {"client": "clients", "gateway": "the gateway", "links": "links", "workers": "missing or busy workers"}
+"""Places that are no pool."""
+PLACES = {
+    "client": "waiting for clients",
+    "gateway": "at the gateway",
+    "workers": "waiting for workers",
+    "links": "between processes",
+    "prefill": "at the prefill pool",
+    "decode": "at the decode pool",
+}
 
 
 def as_json(seen: Observation) -> dict[str, object]:
@@ -25,6 +35,7 @@ def as_json(seen: Observation) -> dict[str, object]:
         "namespace": record.namespace,
         "ready": record.ready,
         "limited_by": limited_by(seen),
+        "lost_time": None if gateway.lost_time is None else msgspec.structs.asdict(gateway.lost_time),
         "pools": {role: _pool(role, seen) for role in record.roles},
         "slo": {
             "ttft": _attainment(gateway.ttft_minute, record.ttft, gateway.unserved_minute or 0),
@@ -63,6 +74,7 @@ def as_text(seen: Observation) -> str:
     parts = [
         title + ("" if record.ready else "  (not ready)"),
         f"limited by: {limited_by(seen) or _why_nothing(seen)}",
+        *_lost_time_lines(gateway.lost_time),
         "",
         table(("POOL", "READY", "WANTED", "LIMITS", "RUNNING", "WAITING", "KV USED"), list(_pool_rows(seen))),
         *(f"  {why}" for why in record.reasons.values() or [record.decision or "not sized yet"]),
@@ -92,7 +104,8 @@ def as_text(seen: Observation) -> str:
 def limited_by(seen: Observation) -> str | None:
     """The pool that keeps requests from their targets, with the figure; None: none does, as far as is known.
 
-    Decode sets the time between tokens. Prefill sets the time to the first one, unless requests wait at the gateway.
+    Decode sets the time between tokens. Prefill sets the time to the first one, unless requests wait at the gateway or
+    most of the lost time was lost at no pool.
     A request that was refused or failed got no first token. Workers that are missing are named, and so is a pool that
     sizing finds large enough.
     """
@@ -102,11 +115,33 @@ def limited_by(seen: Observation) -> str | None:
     if _is_missed(gateway.ttft_minute, record.ttft, unserved):
         queue = f"the gateway's queue ({gateway.waiting} waiting)"
         is_queue = gateway.waiting and not unserved
-        pool = queue if is_queue else _with_state("prefill", seen)
+        pool = queue if is_queue else _first_token_place(seen)
         limits.append(f"{pool}: TTFT {_reached(gateway.ttft_minute, record.ttft, unserved)}")
     if _is_missed(gateway.tpot_minute, record.tpot):
         limits.append(f"{_with_state('decode', seen)}: TPOT {_reached(gateway.tpot_minute, record.tpot)}")
     return "; ".join(limits) or None
+
+
+def _first_token_place(seen: Observation) -> str:
+    """Name where late requests wait for their first token: the prefill pool, unless most of their time was lost at no
+    pool."""
+    lost = seen.seen_by_gateway.lost_time
+    if lost is not None and lost.place in OUTSIDE and lost.share > 1 / 2:
+        return OUTSIDE[lost.place]
+    return _with_state("prefill", seen)
+
+
+def _lost_time_lines(lost: LostTime | None) -> Iterator[str]:
+    """Yield where the late and failed requests of the last minutes lost their time, as `baton explain` shows it."""
+    if lost is None:
+        return
+    detail = f" ({lost.detail})" if lost.detail else ""
+    place = PLACES.get(lost.place, lost.place)
+    yield f"late requests lost {_percent(lost.share)} of their time {place}: {lost.meaning}{detail}"
+    notes = [f"{lost.requests} in the last 5 minutes"]
+    notes += [f"most are of tenant {_name(lost.tenant)}"] if lost.tenant is not None else []
+    notes += [f"{lost.errors} got an error, most of them {lost.code}"] if lost.errors and lost.code else []
+    yield f"  {'; '.join(notes)}; see baton explain --missed"
 
 
 def _why_nothing(seen: Observation) -> str:

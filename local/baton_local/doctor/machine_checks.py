@@ -175,7 +175,7 @@ def _memory(facts: MachineFacts) -> DoctorFinding:
 
 
 def _cpu(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """Whether processes wait for a CPU. A kernel that does not say is none."""
+    """The waits for a CPU; nothing where the kernel does not report them."""
     if facts.cpu_waiting_share is None:
         return
     text = f"processes waited for a CPU in {facts.cpu_waiting_share:.0%} of the last minute"

@@ -34,7 +34,7 @@ from baton_worker.building.memory_limit import free_bytes
 PACKAGES = ("triton", "nixl-cu13")
 LOOPBACK = "127.0.0.1"
 PRESSURE_FILES = (Path("/sys/fs/cgroup/cpu.pressure"), Path("/proc/pressure/cpu"))
-"""Of the container, and of the machine."""
+"""Files with the wait for CPUs: the container's, then the machine's."""
 TIMEX_BYTES = 512
 """More than the kernel's `struct timex` has."""
 TIME_ERROR = 5

@@ -32,12 +32,13 @@ def tell_story(record: RequestRecord) -> str:
 
 def list_records(records: Sequence[RequestRecord]) -> str:
     """Write one line for each record."""
-    header = ("REQUEST", "TENANT", "BEGAN", "TOOK", "TTFT", "OUTCOME", "LARGEST PART")
+    header = ("REQUEST", "TENANT", "BEGAN", "TOKENS", "TOOK", "TTFT", "OUTCOME", "LARGEST PART")
     rows = [
         (
             record.id,
             record.tenant,
             time.strftime("%H:%M:%S", time.localtime(record.started_at)),
+            f"{record.prompt_tokens} + {record.completion_tokens}",
             _time(record.duration_ns),
             "-" if record.ttft_s is None else _time(round(record.ttft_s * _NS)),
             record.code or record.outcome,
@@ -75,9 +76,7 @@ def _largest_part(record: RequestRecord) -> str:
     if not parts:
         return "no time was spent"
     name, took = parts[0]
-    details = [span for span in record.spans if span.part == name]
-    longest = max(details, key=lambda span: span.duration_ns)
-    where = _where(record, longest)
+    where = _where(record, _longest(record, name))
     share = 100 * took / max(1, record.duration_ns)
     latencies = [
         _latency("TTFT", record.ttft_s, record.ttft_target_s),
@@ -89,7 +88,16 @@ def _largest_part(record: RequestRecord) -> str:
 
 def _largest(record: RequestRecord) -> str:
     parts = record.parts()
-    return "-" if not parts else f"{parts[0][0]} {_time(parts[0][1])}"
+    if not parts:
+        return "-"
+    name, took = parts[0]
+    detail = _longest(record, name).detail
+    return f"{name} {_time(took)}" + (f" ({detail})" if detail else "")
+
+
+def _longest(record: RequestRecord, part: str) -> RecordSpan:
+    """Return the longest span of a part that the record has."""
+    return max((span for span in record.spans if span.part == part), key=lambda span: span.duration_ns)
 
 
 def _latency(name: str, seconds: float | None, target_s: float | None) -> str:

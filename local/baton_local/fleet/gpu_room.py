@@ -29,7 +29,7 @@ SMI = "nvidia-smi"
 QUERY_S = 10.0
 CONTEXT_BYTES = 600 << 20
 """Memory that a process takes on a GPU before its first weight: the CUDA context and the libraries' workspaces."""
-RANK_BYTES = CONTEXT_BYTES + (65 << 20)
+RANK_BYTES = CONTEXT_BYTES + (80 << 20)
 """More memory on each GPU of a worker with several ranks: what its own process takes besides the rank's, and the region
 by which the ranks exchange tensors."""
 LEAST_KV_BYTES = 64 << 20

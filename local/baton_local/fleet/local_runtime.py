@@ -349,13 +349,14 @@ class LocalRuntime:
             self._written = record
 
     def _facts(self) -> HistoryFacts:
-        deployment = self._fleet.deployment
+        deployment, tenants = self._fleet.deployment, self._plan.tenants
         return HistoryFacts(
             version=own_version(),
             spec=self._spec_fields,
             sizes={role.value: count for role, count in self._wanted.items() if role in pool_roles(deployment)},
             most={role.value: pool_spec(deployment, role).replicas.max for role in pool_roles(deployment)},
             starts={slot.name: slot.incarnation for slot in self._supervisor.slots.values()},
+            problems={} if tenants is None or not tenants.problem else {"LLMTenants": tenants.problem},
         )
 
     def _process_record(self, slot: supervision.ProcessSlot) -> ProcessRecord:

@@ -75,6 +75,8 @@ class LocalTenants:
         self._saved = _read_usage(folder)
         self.counts: MonthCounts = read_counts(self._saved, time.time())
         """The tokens that the tenants used this month."""
+        self.problem = ""
+        """Why the latest edit of the file is not in force; empty: it is."""
         self._saved_s = self._looked_s
         self.save()
         self._write(read_tenants(manifest))
@@ -104,8 +106,10 @@ class LocalTenants:
         self._version = version
         try:
             self._write(read_tenants(self._manifest))
+            self.problem = ""
         except (ManifestError, OSError) as error:
-            self._say(f"tenants stay as they were: {error}")
+            self.problem = f"tenants stay as they were: {error}"
+            self._say(self.problem)
 
     def _write(self, tenants: tuple[LLMTenant, ...]) -> None:
         check_tenants(tenants, self._namespace)

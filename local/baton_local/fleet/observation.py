@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -78,6 +78,25 @@ class ObservedTenant(msgspec.Struct, frozen=True):
     waiting: int
 
 
+class LostTime(msgspec.Struct, frozen=True):
+    """Where the late and failed requests of the last minutes lost their time, as the gateway's page has it."""
+
+    place: str
+    share: float
+    meaning: str
+    requests: int
+    detail: str = ""
+    tenant: str | None = None
+    """The tenant of most of them; None: there is none."""
+    errors: int = 0
+    code: str | None = None
+    """The error that most of the failed ones got; None: there is none."""
+
+
+class _Page(msgspec.Struct, frozen=True):
+    limited_by: LostTime | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayState:
     """The state of all gateway processes together; empty when none answers."""
@@ -99,6 +118,8 @@ class GatewayState:
     """Tenants that have sequences, the ones with the most first."""
     unserved_minute: int | None = None
     """Requests of the last minute that failed, or were refused for want of workers; None: not known."""
+    lost_time: LostTime | None = None
+    """None: no request was late, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +145,19 @@ def observe(record: RunRecord) -> Observation:
 def _gateway_state(gateway: ProcessRecord | None) -> GatewayState:
     if gateway is None or gateway.admin_port is None:
         return GatewayState()
-    raw = get_json(f"http://127.0.0.1:{gateway.admin_port}", "/state")
-    return GatewayState() if raw is None else merge_gateways([raw])
+    base_url = f"http://127.0.0.1:{gateway.admin_port}"
+    raw = get_json(base_url, "/state")
+    if raw is None:
+        return GatewayState()
+    return replace(merge_gateways([raw]), lost_time=lost_time(get_json(base_url, "/ui/data.json")))
+
+
+def lost_time(page: object) -> LostTime | None:
+    """Read where late requests lost their time from the data of a gateway's page; None: it does not say."""
+    try:
+        return msgspec.convert(page, _Page).limited_by
+    except msgspec.ValidationError:
+        return None
 
 
 def merge_gateways(pages: Sequence[Mapping[str, object]]) -> GatewayState:

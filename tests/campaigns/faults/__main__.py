@@ -4,6 +4,7 @@
 packets between processes that live in network namespaces (needs root); `cancel` hangs up at many points of a request's
 life. In `kept` workers are killed, and prefill workers may decode, too. In `flipping` workers are killed while some
 change their roles. In `ranks` workers have two ranks each, one of which is killed, stopped, or slowed by 100 ms a step.
+In `stages` prefill workers have two stages instead.
 In `structured` workers are killed, stopped and drained in turn, answers follow schemas, expressions and tools, and the
 KV pools are so small that sequences are preempted. Every whole text is known: a lost, repeated or different token is
 counted. Rounds are appended to a journal, so that a campaign can be run in slices; the summary in `bench/results`
@@ -29,7 +30,7 @@ from campaigns.faults import cancel as faults_cancel
 from campaigns.faults import rounds as faults_rounds
 from campaigns.faults.fleet import Fleet, FlippingFleet, UpFleet, keeping_fleet
 from campaigns.faults.load import Ask, Load, asks
-from campaigns.faults.lost_ranks import LoseRank, SlowRank, ranked_fleet
+from campaigns.faults.lost_ranks import LoseRank, SlowRank, ranked_fleet, staged_fleet
 from campaigns.faults.network import Cut, NetworkFleet, inside
 from campaigns.faults.rounds import Deck, Harm, Round
 from campaigns.faults.structured import structured_asks, structured_fleet
@@ -82,8 +83,8 @@ async def run(name: str, arguments: argparse.Namespace, folder: Path, journal: P
     if name == "kept":
         async with keeping_fleet(folder) as keeping:
             return await campaign(keeping, [faults_rounds.KillWorker(draw)], asks(), arguments, journal)
-    if name == "ranks":
-        async with ranked_fleet(folder) as ranked:
+    if name in ("ranks", "stages"):
+        async with (ranked_fleet if name == "ranks" else staged_fleet)(folder) as ranked:
             losses: list[Harm] = [LoseRank(draw)] * 4 + [SlowRank(draw)]
             return await campaign(ranked, losses, asks(), arguments, journal)
     if name == "flipping":
@@ -108,7 +109,9 @@ async def run_cancels(arguments: argparse.Namespace, folder: Path, journal: Path
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("campaign", choices=sorted((*HARMS, "cancel", "flipping", "kept", "ranks", "structured")))
+    parser.add_argument(
+        "campaign", choices=sorted((*HARMS, "cancel", "flipping", "kept", "ranks", "stages", "structured"))
+    )
     parser.add_argument("--count", type=int, default=200, help="faults (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=120.0, help="begin no round after so long")
     parser.add_argument("--lanes", type=int, default=6, help="requests at a time (default %(default)s)")

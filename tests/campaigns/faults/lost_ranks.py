@@ -29,6 +29,13 @@ def ranked_fleet(folder: Path) -> UpFleet:
     return UpFleet(folder, prefill=pool, decode=pool)
 
 
+def staged_fleet(folder: Path) -> UpFleet:
+    """Two workers of each role: prefill workers of two stages, with short steps, and decode workers of two ranks."""
+    stages = {"arguments": [{"name": "pipeline-parallel", "value": str(RANKS)}]}
+    engine = {"kvCacheMemory": "16Mi", "maxStepTokens": 16}
+    return UpFleet(folder, prefill={**stages, "engine": engine}, decode={"tensorParallel": RANKS})
+
+
 def ranks_of(worker: int) -> list[int]:
     """The process ids of a worker's ranks, in their order; none once the worker is gone."""
     try:

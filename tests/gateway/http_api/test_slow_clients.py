@@ -159,6 +159,25 @@ async def test_what_waits_for_a_slow_client_weighs_what_its_log_probabilities_we
     assert MAX_BUFFERED_BYTES // 2 < pending.size <= writer._allowed_bytes + pending.size // tokens
 
 
+async def test_a_stream_knows_since_when_its_client_is_behind(text: TextModel) -> None:
+    writer, transport = StreamingWriter(), StuckTransport()
+    writer.begin(with_logprobs(text, 1))
+    writer.attach(cast(Any, transport), True)
+    assert writer.behind_since_s is None
+    transport.written = MERGE_ABOVE_BYTES + 1
+    writer.increment(0, scored())
+    before_s = writer._loop.time()
+    writer.flush()
+    since_s = writer.behind_since_s
+    assert since_s is not None
+    assert before_s <= since_s <= writer._loop.time()
+    writer._write_more()
+    assert writer.behind_since_s == since_s, "it has not caught up"
+    transport.written = 0
+    writer._write_more()
+    assert writer.behind_since_s is None
+
+
 class FastTransport(StuckTransport):
     """A connection whose client takes everything at once; what came in one turn of the loop is one entry."""
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from baton_gateway import errors
-from baton_gateway.requests.held_runs import SWEEP_S, HeldRuns
+from baton_gateway.requests.held_runs import DECODE_BUSY, PREFILL_BUSY, SWEEP_S, HeldRuns
 from baton_gateway.requests.model_load import ModelLoad
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute
@@ -112,7 +112,7 @@ class Gate:
         route: Any = ROUTE,
         age_s: float = 0.0,
         stage: Stage = Stage.RUNNING,
-    ) -> bool:
+    ) -> str:
         life = SimpleNamespace(arrived_s=asyncio.get_running_loop().time() - age_s, stage=stage, sequences_at_work=0)
         live: Any = SimpleNamespace(fingerprint=revision, life=life, tenant=DEFAULT_TENANT, is_encoded=False)
         return self.held.holds(live, action, route, TTFT_S)
@@ -203,6 +203,13 @@ async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_lea
     large.life.stage = Stage.ENDED
     held.release_ready()
     assert len(held) == 0
+
+
+async def test_a_held_run_says_what_it_waits_for() -> None:
+    assert Gate(view(BUSY)).holds(run(1)) == PREFILL_BUSY
+    assert Gate(view(FREE)).holds(run(1)) == ""
+    full = view(0, epoch=b"decode", role=Role.DECODE, running=10, waiting=100, step_s=0.05)
+    assert Gate(view(FREE), full).holds(run(1)) == DECODE_BUSY
 
 
 async def test_runs_go_in_order_one_for_each_room() -> None:

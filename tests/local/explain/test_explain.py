@@ -60,7 +60,10 @@ def test_the_largest_part_comes_first_and_the_blamed_worker_is_named() -> None:
     assert latencies == "TTFT 1.29 s, missed its target of 500.0 ms; TPOT 50.0 ms"
     assert any("peer_lost, blamed on 64646464" in line for line in rest)
     assert any(line.startswith("1 gaps between tokens beyond 100.0 ms") for line in rest)
-    assert "id-1" in list_records([RECORD])
+    [_, row] = list_records([RECORD]).splitlines()
+    assert row.startswith("id-1  ")
+    assert "  5000 + 20  " in row
+    assert row.endswith("prefill 1.02 s (4 chunks)")
 
 
 def test_a_client_that_read_too_slowly_is_named_before_the_largest_part() -> None:

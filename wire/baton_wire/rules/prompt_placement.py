@@ -281,7 +281,7 @@ def decode_ttft_s(decode: DecodeSide, prefill: PrefillSide, targets: LatencyTarg
 
 
 class SeenPieces(NamedTuple):
-    """What pieces of prompts added to a worker's steps with rows; it is learned from these steps."""
+    """Costs that pieces of prompts added to a worker's steps with rows, learned from these steps."""
 
     token_s: float | None
     """None: none were seen."""

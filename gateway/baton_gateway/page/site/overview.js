@@ -4,7 +4,7 @@ import { timeChart } from "./charts.js";
 import { element, find, meter, replace, table } from "./dom.js";
 import { DASH, ago, bytes, count, percent, seconds, tenantName } from "./format.js";
 import { decisionsOf } from "./history.js";
-import { partSums } from "./timeline.js";
+import { longestDetail, partSums } from "./timeline.js";
 
 const HOUR = 3600;
 const JOINED_S = 30;
@@ -95,8 +95,13 @@ function answers(data) {
 function limit(data) {
   const found = data.limited_by;
   if (found !== null) {
-    return `${PLACE_NAMES[found.place] ?? found.place}: ${percent(found.share)} of the lost time of ` +
-      `${found.requests} late or failed requests of the last 5 minutes, mostly ${found.meaning}.`;
+    const whose = found.tenant && data.tenants.length > 1 ? `, most of them of ${tenantName(found.tenant)}` : "";
+    const late = `${found.requests} late or failed requests of the last 5 minutes${whose}`;
+    const errors = found.errors > found.requests / 2
+      ? `Errors: ${found.errors} of ${found.requests} late or failed requests got ${found.code ?? "one"}. ` : "";
+    const detail = found.detail ? ` (${found.detail})` : "";
+    return `${errors}${PLACE_NAMES[found.place] ?? found.place}: ${percent(found.share)} of the lost time of ` +
+      `${late}, mostly ${found.meaning}${detail}.`;
   }
   if (data.viewer.sees_all && !data.workers.length) return "No worker is linked: requests wait for one.";
   return "Nothing: no request of the last 5 minutes missed a target or failed.";
@@ -114,7 +119,8 @@ function slowest(data) {
   const record = data.slowest[0];
   if (record === undefined) return "No request has ended yet.";
   const [part, duration] = partSums(record)[0] ?? ["nothing recorded", 0];
-  return `${seconds(duration / 1e9)} of ${seconds(record.duration_ns / 1e9)}: ${data.parts[part] ?? part}.`;
+  const detail = longestDetail(record, part);
+  return `${seconds(duration / 1e9)} of ${seconds(record.duration_ns / 1e9)}: ${data.parts[part] ?? part}${detail ? ` (${detail})` : ""}.`;
 }
 
 function busiest(data) {

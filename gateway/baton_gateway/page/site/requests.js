@@ -1,8 +1,8 @@
 // Requests: the slowest, the latest that missed a target, and the one that was asked for.
 
 import { element, find, replace, table } from "./dom.js";
-import { nanoseconds, seconds, tenantName } from "./format.js";
-import { partSums, requestDetail, stackedBar } from "./timeline.js";
+import { count, nanoseconds, seconds, tenantName } from "./format.js";
+import { longestDetail, partSums, requestDetail, stackedBar } from "./timeline.js";
 
 let chosen = null; // the record that is shown
 let latest = null; // the latest data
@@ -24,18 +24,20 @@ export function showRequests(data) {
   const rows = records.map((record) => [
     element("button", { class: "link", "data-key": record.id, onclick: () => choose(record, true) }, record.id),
     tenantName(record.tenant),
+    `${count(record.prompt_tokens)} + ${count(record.completion_tokens)}`,
     nanoseconds(record.duration_ns),
     seconds(record.ttft_s),
     element("span", {}, stackedBar(record), largest(record)),
     record.code || record.outcome,
   ]);
-  const columns = ["Request", "Tenant", "Took", "First token", "Where its time went", "Outcome"];
+  const columns = ["Request", "Tenant", "Tokens", "Took", "First token", "Where its time went", "Outcome"];
   replace(find("request-list"), table("List of requests", columns, rows, "No such request is kept."));
 }
 
 function largest(record) {
   const [part, duration] = partSums(record)[0] ?? [null, 0];
-  return part === null ? "nothing recorded" : `${part} ${nanoseconds(duration)}`;
+  const detail = longestDetail(record, part);
+  return part === null ? "nothing recorded" : `${part} ${nanoseconds(duration)}${detail ? `, ${detail}` : ""}`;
 }
 
 function foundWords(found) {

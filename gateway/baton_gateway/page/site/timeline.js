@@ -6,8 +6,8 @@ import { DASH, count, moment, nanoseconds, percent, seconds, tenantName } from "
 export const PLACES = {
   receiving: "client", sending: "client",
   queued: "gateway", rendering: "gateway", tokenising: "gateway", compiling: "gateway", preparing: "gateway",
-  routing: "gateway",
-  parked: "workers", held: "workers", lost_attempt: "workers", backing_off: "workers",
+  routing: "gateway", gateway_stalled: "gateway",
+  parked: "workers", held: "workers", lost_attempt: "workers", backing_off: "workers", worker_silent: "workers",
   links: "links", transfer: "links",
   prefill_queue: "prefill", prefill: "prefill", first_token: "prefill",
   reservation: "decode", decode_queue: "decode", decoding: "decode", slow_gaps: "decode", preempted: "decode",
@@ -17,6 +17,12 @@ export function partSums(record) {
   const sums = new Map();
   for (const [part, , duration] of record.spans) sums.set(part, (sums.get(part) ?? 0) + duration);
   return [...sums].sort((one, other) => other[1] - one[1]);
+}
+
+// What the longest span of a part says besides, such as the pool that was waited for.
+export function longestDetail(record, part) {
+  const spans = record.spans.filter((span) => span[0] === part);
+  return spans.reduce((longest, span) => (span[2] > longest[2] ? span : longest), [part, 0, -1, "", ""])[3];
 }
 
 export function stackedBar(record) {
@@ -46,7 +52,7 @@ export function requestDetail(record, parts) {
     element("span", { class: "part" }, element("span", { class: `dot place-${PLACES[part] ?? "gateway"}`, "aria-hidden": "true" }), part),
     nanoseconds(duration),
     percent(duration / record.duration_ns),
-    parts[part] ?? "",
+    (parts[part] ?? "") + (longestDetail(record, part) ? ` (${longestDetail(record, part)})` : ""),
   ]);
   const spans = record.spans.map(([part, start, duration, detail, worker]) => [
     nanoseconds(start), part, nanoseconds(duration), worker ? workers(worker) : DASH, detail || DASH,

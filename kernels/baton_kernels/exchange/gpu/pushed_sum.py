@@ -75,7 +75,8 @@ def _low(words, ELEMENT: tl.constexpr):
     """The first element of each word, or its only one."""
     if ELEMENT.primitive_bitwidth == 32:
         return words.to(ELEMENT, bitcast=True)
-    return words.to(tl.int16).to(ELEMENT, bitcast=True)
+    else:
+        return words.to(tl.int16).to(ELEMENT, bitcast=True)
 
 
 @triton.jit
@@ -83,14 +84,17 @@ def _high(words, ELEMENT: tl.constexpr):
     """The second element of each word; zeros where it has one."""
     if ELEMENT.primitive_bitwidth == 32:
         return tl.zeros_like(words).to(ELEMENT)
-    return (words >> 16).to(tl.int16).to(ELEMENT, bitcast=True)
+    else:
+        return (words >> 16).to(tl.int16).to(ELEMENT, bitcast=True)
 
 
 @triton.jit
 def _joined(low, high, ELEMENT: tl.constexpr):
     if ELEMENT.primitive_bitwidth == 32:
         return low.to(tl.int32, bitcast=True)
-    return (low.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) | (high.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    else:
+        halves = low.to(tl.int16, bitcast=True).to(tl.int32), high.to(tl.int16, bitcast=True).to(tl.int32)
+        return (halves[0] & 0xFFFF) | (halves[1] << 16)
 
 
 @triton.jit

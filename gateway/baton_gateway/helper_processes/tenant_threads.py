@@ -1,7 +1,7 @@
-"""Threads for the disk of files and batches: apart from those of other work, and a few at most for one tenant.
+"""Threads for one kind of work of tenants: apart from those of other work, and a few at most for one tenant.
 
-A disk that hangs keeps its threads, and a tenant that asks for thousands of files waits for its own. Work that has
-begun is not interrupted: where its caller leaves, what it returns is thrown away.
+A disk that hangs keeps its threads, and a tenant that brings much waits for its own: the others come after one piece of
+its work each. Work that has begun is not interrupted: where its caller leaves, what it returns is thrown away.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-THREADS: Final = 8
-OF_TENANT: Final = 2
-"""Threads of one tenant. While they read a thousand records, the event loop shares the interpreter with them."""
 
 
-class DiskThreads:
-    """The threads of one process."""
+class TenantThreads:
+    """The threads for one kind of work."""
 
-    def __init__(self, threads: int = THREADS, of_tenant: int = OF_TENANT) -> None:
-        self._pool = ThreadPoolExecutor(threads, "disk")
+    def __init__(self, name: str, threads: int = 1, of_tenant: int = 1) -> None:
+        """`of_tenant`: the most that one tenant has at once. The event loop shares the interpreter with them."""
+        self._pool = ThreadPoolExecutor(threads, name)
         self._of_tenant = of_tenant
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._users: Counter[str] = Counter()
