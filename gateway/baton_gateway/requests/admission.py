@@ -31,7 +31,7 @@ from baton_gateway.requests.fair_eviction import RoomClaim, select_evictions
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.tenant_queue import TenantQueue
 from baton_gateway.requests.waiting_line import STANDARD_PLACE, QueuePlace, WaitingRequest
-from baton_wire.messages.operator_link import LimitMeasure, LimitUse
+from baton_wire.messages.operator_link import LimitUse
 
 SPARE = 8
 """1/SPARE of `max_running` is allowed on top, less what the tenant has running for its weight."""
@@ -100,16 +100,7 @@ class Admission:
         limited = [queue for queue in self._queues.values() if queue.tenant.limits.max_concurrent is not None]
         begin = self._first_use % len(limited) if len(limited) > most else 0
         self._first_use = begin + most
-        return [
-            LimitUse(
-                queue.tenant.name,
-                LimitMeasure.CONCURRENT,
-                queue.tenant.limits.max_concurrent or 0,
-                queue.running + queue.queued,
-                queue.running,
-            )
-            for queue in (limited[begin:] + limited[:begin])[:most]
-        ]
+        return [queue.use() for queue in (limited[begin:] + limited[:begin])[:most]]
 
     @property
     def num_running(self) -> int:

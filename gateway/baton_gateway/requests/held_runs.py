@@ -20,7 +20,7 @@ from typing import Protocol
 
 from baton_gateway.errors import Problem
 from baton_gateway.requests.live_request import LiveRequest
-from baton_gateway.requests.model_load import LIGHT_SHARE, Capacity, ModelLoad
+from baton_gateway.requests.model_load import LIGHT_SHARE, ModelLoad, PoolCapacity
 from baton_gateway.requests.own_rounds import OwnRounds
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute
@@ -154,7 +154,7 @@ class HeldRuns:
             return True
         return load.is_light(live.tenant.name, self._capacity(load, fingerprint), now)
 
-    def _capacity(self, load: ModelLoad, fingerprint: PairFingerprint) -> Capacity:
+    def _capacity(self, load: ModelLoad, fingerprint: PairFingerprint) -> PoolCapacity:
         views = self._table.views()
         return load.capacity(
             own_prefill(views, fingerprint), own_slots(views, fingerprint), asyncio.get_running_loop().time()

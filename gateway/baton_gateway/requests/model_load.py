@@ -35,7 +35,7 @@ RECENT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class PoolCapacity:
     """This process's part of a model's workers."""
 
     workers: float
@@ -235,15 +235,15 @@ class ModelLoad:
         seconds, at_s = self._slot_s.get(tenant, (0.0, now))
         return _decayed((seconds, at_s), self.sequences(tenant), now)
 
-    def capacity(self, workers: float, slots: float, now: float) -> Capacity:
+    def capacity(self, workers: float, slots: float, now: float) -> PoolCapacity:
         """The capacity that tenants are compared by. `slots`: those of decode workers. They count while most of them
         were taken lately."""
         recent_slots = _decayed(self._all_slot_s, self._running, now) / RECENT_S
-        return Capacity(workers, slots if recent_slots >= SHORT_SHARE * slots else 0.0)
+        return PoolCapacity(workers, slots if recent_slots >= SHORT_SHARE * slots else 0.0)
 
     # Estimates --------------------------------------------------------------------------------------------------------
 
-    def lead(self, tenant: str, capacity: Capacity, now: float) -> float:
+    def lead(self, tenant: str, capacity: PoolCapacity, now: float) -> float:
         """The recent dominant share of the capacity for the tenant's weight. 0: the tenant is light, because it takes
         less than its part of either pool, including its waiting requests."""
         load = self._tenants.get(tenant)
@@ -264,7 +264,7 @@ class ModelLoad:
             share = slots / capacity.slots
         return max(LEAST_LEAD, share) / load.tenant.weight
 
-    def is_light(self, tenant: str, capacity: Capacity, now: float) -> bool:
+    def is_light(self, tenant: str, capacity: PoolCapacity, now: float) -> bool:
         """Return whether the tenant is light. A tenant that asks alone is not: there is no other to go before."""
         return self.is_shared(tenant, now) and self.lead(tenant, capacity, now) == 0.0
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from baton_gateway.requests.fair_eviction import TenantUsage
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.waiting_line import QueuePlace, WaitingLine, WaitingRequest
+from baton_wire.messages.operator_link import LimitMeasure, LimitUse
 
 
 @dataclass(slots=True)
@@ -47,6 +48,11 @@ class TenantQueue:
         if limit and not self.running:
             return max(limit, self.first().at_once if self.waiting else 0)
         return max(0, limit - self.running)
+
+    def use(self) -> LimitUse:
+        """Return its use of the tenant's limit of concurrent sequences over all processes."""
+        limit, wanted = self.tenant.limits.max_concurrent or 0, self.running + self.queued
+        return LimitUse(self.tenant.name, LimitMeasure.CONCURRENT, limit, wanted, self.running)
 
     def usage(self, *, is_batch: bool = False) -> TenantUsage:
         """Its use of the queue; `is_batch`: that of its batch class."""

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from baton_gateway.requests.model_load import ABOUT_S, LIGHT_SHARE, RECENT_S, Capacity, ModelLoad
+from baton_gateway.requests.model_load import ABOUT_S, LIGHT_SHARE, RECENT_S, ModelLoad, PoolCapacity
 from baton_gateway.requests.tenant import Tenant
 from baton_gateway.requests.tenant_load import TenantShare, WorkAhead, estimate_work_ahead
 from baton_gateway.requests.wait_prediction import Work
@@ -15,7 +15,7 @@ from baton_gateway.workers.pool_load import PoolService
 
 A, B, C = Tenant("a"), Tenant("b"), Tenant("c")
 HEAVY = Tenant("heavy", weight=100.0)
-ONE_WORKER = Capacity(1.0, 0.0)
+ONE_WORKER = PoolCapacity(1.0, 0.0)
 PREFILL, FREE = PoolService(0.0, 1_000.0), PoolService(is_limiting=False)
 
 
@@ -167,7 +167,7 @@ def test_a_tenant_that_takes_little_is_light_and_comes_back_to_it() -> None:
     assert load.lead("a", ONE_WORKER, 0.0) == 0.0
     load.record_prefill(A, 3.0, 100, 0.0)
     assert load.lead("a", ONE_WORKER, 0.0) == pytest.approx((light_s + 3.0) / RECENT_S)
-    assert load.lead("a", Capacity(4.0, 0.0), 0.0) == 0.0, "more workers, a smaller part"
+    assert load.lead("a", PoolCapacity(4.0, 0.0), 0.0) == 0.0, "more workers, a smaller part"
     assert load.lead("a", ONE_WORKER, 3 * RECENT_S) == 0.0
     load.record_prefill(HEAVY, 300.0, 100, 0.0)
     assert load.lead("heavy", ONE_WORKER, 0.0) == pytest.approx(3.0 / RECENT_S), "for its weight"
@@ -220,7 +220,7 @@ def test_how_long_requests_are_at_work_is_learned_of_those_that_ended() -> None:
 
 
 def test_a_tenant_that_takes_many_slots_is_not_light_however_short_its_prompts_are() -> None:
-    load, capacity = ModelLoad(), Capacity(1.0, 64.0)
+    load, capacity = ModelLoad(), PoolCapacity(1.0, 64.0)
     for ticket, tenant in enumerate((A, HEAVY)):
         load.add(ticket, Work(), tenant, is_queued=False)
         load.mark_sent(ticket)
@@ -239,7 +239,7 @@ def test_a_tenant_that_takes_many_slots_is_not_light_however_short_its_prompts_a
 
 def test_a_tenant_whose_requests_wait_for_slots_is_not_light() -> None:
     load = filled(*((A, 0.0) for _ in range(9)), (B, 0.0))
-    assert load.lead("a", Capacity(1.0, 64.0), 0.0) > 0.0 == load.lead("b", Capacity(1.0, 64.0), 0.0)
+    assert load.lead("a", PoolCapacity(1.0, 64.0), 0.0) > 0.0 == load.lead("b", PoolCapacity(1.0, 64.0), 0.0)
     assert load.lead("a", ONE_WORKER, 0.0) == 0.0, "a model that only encodes has no slots"
 
 
@@ -256,7 +256,7 @@ def test_slots_count_only_while_most_of_them_were_taken_lately() -> None:
     tickets = list(load._entries)
     load.set_running(tickets[0], 60, 0.0)
     assert load.capacity(1.0, 64.0, 1.0) == ONE_WORKER, "not for long"
-    assert load.capacity(1.0, 64.0, RECENT_S) == Capacity(1.0, 64.0)
+    assert load.capacity(1.0, 64.0, RECENT_S) == PoolCapacity(1.0, 64.0)
     load.set_running(tickets[0], 0, RECENT_S)
-    assert load.capacity(1.0, 64.0, RECENT_S) == Capacity(1.0, 64.0), "a lump of answers that end together"
+    assert load.capacity(1.0, 64.0, RECENT_S) == PoolCapacity(1.0, 64.0), "a lump of answers that end together"
     assert load.capacity(1.0, 64.0, 2 * RECENT_S) == ONE_WORKER
