@@ -32,7 +32,6 @@ LONGER: dict[str, str] = {
     "local/baton_local/options.py": "one table: every command with its options",
     "operator/baton_operator/schema/cel.py": "one table of rules",
     "tests/gateway/requests/test_held_runs.py": "one machine's cases",
-    "tests/control/spec/test_manifest.py": "one list: what manifests are refused for, and how",
     "tests/gateway/batches/test_batch_run.py": "one run of a batch and its cases",
     "kv_transfer/baton_kv_transfer/decode/machine.py": "one machine: a hand-over's events and their effects",
     "control/baton_control/telemetry/telemetry_server.py": "one link: proven, read, written, redirected",

@@ -388,25 +388,3 @@ def test_a_number_of_a_page_is_refused_in_a_line(digits: str, message: str) -> N
     (problem,) = problems_of(text)
     assert message in problem
     assert len(problem) < 400
-
-
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        ("spec.gateway.apiKeys", ["sk-in-Clear-text"]),
-        ("spec.gateway.apiKeys", "sk-in-Clear-text"),
-        ("spec.gateway.apiKeys", {"secretName": "sk-in-Clear-text"}),
-        ("spec.model.credentialsSecret", "hf_in-Clear-text"),
-        ("spec.model.credentials", {"secretName": "hf_in-Clear-text"}),
-        ("spec.model.source", "hf://user:Clear-text@org/model"),
-        ("spec.telemetry.tracing", {"endpoint": "https://user:Clear-text@collector/"}),
-    ],
-    ids=str,
-)
-def test_what_may_be_a_key_or_a_password_is_refused_and_never_repeated(place: str, value: object) -> None:
-    raw = manifest()
-    set_at(raw, tuple(place.split(".")), value)
-    with pytest.raises(ManifestError) as caught:
-        parse_object(raw)
-    assert place in str(caught.value)
-    assert "Clear-text" not in str(caught.value)
