@@ -96,21 +96,28 @@ def trace_steppers(file: IO[str]) -> None:
     make, go_on = Stepper.__init__, Stepper.go_on
     runners: dict[int, TracedRunner] = {}
 
-    def init(self: Stepper, scheduler: Any, runner: Any, observe: Callable[[int, StepLoad, float], None]) -> None:
+    def init(
+        self: Stepper,
+        scheduler: Any,
+        runner: Any,
+        observe: Callable[[int, StepLoad, float], None] = lambda step, load, seconds: None,
+        *others: Any,
+        **named: Any,
+    ) -> None:
         traced = runners[id(self)] = TracedRunner(runner, file)
 
         def observe_both(step: int, load: StepLoad, seconds: float) -> None:
             traced.observe(step, load, seconds)
             observe(step, load, seconds)
 
-        make(self, scheduler, traced, observe_both)
+        make(self, scheduler, traced, observe_both, *others, **named)
 
     def timed_go_on(self: Stepper, clock: Callable[[], float], *, waits: bool = True) -> bool:
         traced = runners[id(self)]
         traced.turn_s, traced.turn_cpu_s = time.monotonic(), time.thread_time()
         return go_on(self, clock, waits=waits)
 
-    Stepper.__init__ = init  # type: ignore[method-assign,assignment]
+    Stepper.__init__ = init  # type: ignore[method-assign]
     Stepper.go_on = timed_go_on  # type: ignore[method-assign]
 
 
