@@ -47,7 +47,7 @@ from bench.serving.placed_workers import (
     transports,
 )
 from bench.serving.pools import ONE_EACH, Pools, worker_letters
-from bench.serving.predicted_worker import STEP_TIMES, StepTimes
+from bench.serving.predicted_worker import StepTimes, times_of_model
 from bench.serving.traced_worker import FLUSH_S
 
 from baton_control.sizing.inputs.workload import Workload
@@ -138,9 +138,9 @@ def measure(
     workload: Workload,
     seed: int,
     salt: int,
-    times: StepTimes,
+    times: StepTimes | None,
 ) -> dict[str, Cell]:
-    """The point's row. Times are ms. `times`: as predicted."""
+    """The point's row. Times are ms. `times`: as predicted for this model; None: nothing is predicted for it."""
     shown = service.shown
     letters = worker_letters([worker.role for worker in shown])
     workers = dict(zip(letters, shown, strict=True))
@@ -228,7 +228,7 @@ def main() -> None:
             kv_gib = dict.fromkeys(gpu_of, options.kv_gib)
         else:
             kv_gib = _kv_gib(gpu_of)
-        times = STEP_TIMES.get(f"h200-{options.shape}", STEP_TIMES["h200"])
+        times = times_of_model(options.shape, options.weights) if is_gpu else None
         context = multiprocessing.get_context("spawn")
         began = time.monotonic()
         with (

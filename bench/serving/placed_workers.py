@@ -86,15 +86,12 @@ class PlacedWorkers(Deployment):
         workers = [worker for worker in self.workers if worker.child.name in self._shown]
         return sorted(workers, key=lambda worker: (worker.role != "prefill", worker.child.name))
 
-    def traced_figures(self, since_s: float, until_s: float, times: StepTimes) -> dict[str, dict[str, Cell]]:
+    def traced_figures(self, since_s: float, until_s: float, times: StepTimes | None) -> dict[str, dict[str, Cell]]:
         """`step_figures` of each worker that the latest point uses; empty where nothing is traced."""
         if not self._traced:
             return {}
         names = [worker.child.name for worker in self.shown]
         return {name: step_figures(read_steps(self._trace_of(name)), since_s, until_s, times) for name in names}
-
-    def worker(self, name: str) -> Worker | None:
-        return next((worker for worker in self.workers if worker.child.name == name), None)
 
 
 def scrape_series(worker: Worker) -> dict[str, float]:

@@ -83,7 +83,21 @@ STEP_TIMES: Final[dict[str, StepTimes]] = {
     "h200-qwen3-30b-a3b": MeasuredTimes(0.0, 0.0, 0.0, 0, 24.5e-9, 0.0, 0.0, 2.5e-3, _QWEN3_30B_A3B),
     "h200-llama-3.3-70b-fp8": StepTimes(19.1e-3, 50e-6, 122e-6, 150, 82e-9, 2e-3, 3e-9, 2.5e-3),
 }
-"""Measured on two workers under load (lab/goodput.md). Alone a step of few rows takes an H200 3.95 ms."""
+"""`h200` and `h100`: Llama-3.1-8B in bfloat16, measured on two workers under load (lab/goodput.md). Alone a step of few
+rows takes an H200 3.95 ms. Llama-3.3-70B: estimated from two decode steps and one prompt (lab/engine-gpu.md)."""
+_TIMES_OF: Final = {
+    ("Llama-3.1-8B", "bf16"): "h200",
+    ("gpt-oss-120b", "mxfp4"): "h200-gpt-oss-120b",
+    ("gpt-oss-20b", "mxfp4"): "h200-gpt-oss-20b",
+    ("Qwen3-30B-A3B", "bf16"): "h200-qwen3-30b-a3b",
+    ("Llama-3.3-70B", "fp8"): "h200-llama-3.3-70b-fp8",
+}
+
+
+def times_of_model(shape: str, weights: str) -> StepTimes | None:
+    """Step times of a model on an H200, by its names in `bench.engine.gpu_model`. None: none are known."""
+    machine = _TIMES_OF.get((shape, weights))
+    return None if machine is None else STEP_TIMES[machine]
 
 
 @dataclass(slots=True, eq=False)

@@ -208,11 +208,10 @@ class Lanes:
         row["differ from character"] = str(
             [(place, _first_difference(self.known[place], answer.texts.get(0, ""))) for place, answer in differing][:8]
         )
-        row["TTFT max s"] = round(max((answer.ttft_s for _, answer in whole), default=0.0), 2)
-        row["gap p50 ms"] = round(
-            1e3 * percentile([gap for _, answer in whole for gap in answer.gaps_s] or [0.0], 50), 2
-        )
-        row["gap max s"] = round(max((gap for _, answer in whole for gap in answer.gaps_s), default=0.0), 2)
+        gaps_s = [gap for _, answer in whole for gap in answer.gaps_s]
+        row["TTFT max s"] = round(max(answer.ttft_s for _, answer in whole), 2) if whole else None
+        row["gap p50 ms"] = round(1e3 * percentile(gaps_s, 50), 2) if gaps_s else None
+        row["gap max s"] = round(max(gaps_s), 2) if gaps_s else None
         failures = sorted({f"{answer.failure}: {answer.detail}" for _, answer in self.answers if answer.failure})
         return row | ({"failures": "; ".join(failures)[:600]} if failures else {})
 

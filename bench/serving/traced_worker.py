@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import IO, Any, Final
 
-import numpy as np
 from bench.results import Cell, percentile
 from bench.serving.predicted_worker import StepTimes
 
@@ -96,21 +96,28 @@ def trace_steppers(file: IO[str]) -> None:
     make, go_on = Stepper.__init__, Stepper.go_on
     runners: dict[int, TracedRunner] = {}
 
-    def init(self: Stepper, scheduler: Any, runner: Any, observe: Callable[[int, StepLoad, float], None]) -> None:
+    def init(
+        self: Stepper,
+        scheduler: Any,
+        runner: Any,
+        observe: Callable[[int, StepLoad, float], None] = lambda step, load, seconds: None,
+        *others: Any,
+        **named: Any,
+    ) -> None:
         traced = runners[id(self)] = TracedRunner(runner, file)
 
         def observe_both(step: int, load: StepLoad, seconds: float) -> None:
             traced.observe(step, load, seconds)
             observe(step, load, seconds)
 
-        make(self, scheduler, traced, observe_both)
+        make(self, scheduler, traced, observe_both, *others, **named)
 
     def timed_go_on(self: Stepper, clock: Callable[[], float], *, waits: bool = True) -> bool:
         traced = runners[id(self)]
         traced.turn_s, traced.turn_cpu_s = time.monotonic(), time.thread_time()
         return go_on(self, clock, waits=waits)
 
-    Stepper.__init__ = init  # type: ignore[method-assign,assignment]
+    Stepper.__init__ = init  # type: ignore[method-assign]
     Stepper.go_on = timed_go_on  # type: ignore[method-assign]
 
 
@@ -121,10 +128,13 @@ def read_steps(path: Path) -> list[TracedStep]:
     return [TracedStep(*json.loads(line)) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def step_figures(steps: Sequence[TracedStep], since_s: float, until_s: float, times: StepTimes) -> dict[str, Cell]:
-    """Where the time of a token goes on a worker, over steps with rows that follow one another. Times are ms.
+def step_figures(
+    steps: Sequence[TracedStep], since_s: float, until_s: float, times: StepTimes | None
+) -> dict[str, Cell]:
+    """Where the time of a token goes on a worker, over steps with rows that follow one another. Times are ms; None
+    stands for a figure of which there was no step.
 
-    `times`: those that a prediction has, for the same steps.
+    `times`: those that a prediction has, for the same steps. None: nothing is predicted.
     """
     pairs = [
         (before, step)
@@ -138,32 +148,33 @@ def step_figures(steps: Sequence[TracedStep], since_s: float, until_s: float, ti
     loads = [StepLoad(s.prompt_tokens, s.prompt_pairs, int(s.prompt_tokens > 0), s.rows, s.kv_tokens) for s in after]
     period = [step.collected_s - before.collected_s for before, step in pairs]
     plain = [(step, load) for step, load in zip(after, loads, strict=True) if not step.prompt_tokens and step.is_ahead]
-    row: dict[str, Cell] = {"steps": len(pairs), "rows": round(_mean(s.rows for s in after), 2)}
-    row["KV tokens"] = round(_mean(s.kv_tokens for s in after))
-    row["pieces %"] = round(100 * _mean(bool(s.prompt_tokens) for s in after), 1)
-    row["piece tokens"] = round(_mean(s.prompt_tokens for s in after if s.prompt_tokens))
-    device_s = _mean(s.device_s for s in after)
-    row["period"], row["period p95"] = _ms(_mean(period)), _ms(percentile(period, 95))
-    row["device"], row["between"] = _ms(device_s), _ms(_mean(period) - device_s)
-    row["predicted"] = _ms(_mean(times.seconds(load) for load in loads))
-    row["device, no piece"] = _ms(_mean(s.device_s for s, _ in plain))
-    row["predicted, no piece"] = _ms(_mean(times.seconds(load) for _, load in plain))
-    row["ahead %"] = round(100 * _mean(s.is_ahead for s in after), 1)
-    row["late %"] = round(100 * _mean(s.is_late for s in after), 1)
+    pieces = [step.prompt_tokens for step in after if step.prompt_tokens]
+    row: dict[str, Cell] = {"steps": len(pairs), "rows": round(fmean(s.rows for s in after), 2)}
+    row["KV tokens"] = round(fmean(s.kv_tokens for s in after))
+    row["pieces %"] = round(100 * len(pieces) / len(after), 1)
+    row["piece tokens"] = round(fmean(pieces)) if pieces else None
+    row["period"], row["period p95"] = _mean_ms(period), _ms(percentile(period, 95))
+    row["device"] = _mean_ms([s.device_s for s in after])
+    row["between"] = _ms(fmean(period) - fmean(s.device_s for s in after))
+    row["device, no piece"] = _mean_ms([s.device_s for s, _ in plain])
+    if times is not None:
+        row["predicted"] = _mean_ms([times.seconds(load) for load in loads])
+        row["predicted, no piece"] = _mean_ms([times.seconds(load) for _, load in plain])
+    row["ahead %"] = round(100 * fmean(s.is_ahead for s in after), 1)
+    row["late %"] = round(100 * fmean(s.is_late for s in after), 1)
     for name, wall, cpu in (
         ("plan", [s.plan_s for s in after], [s.plan_cpu_s for s in after]),
         ("launch", [s.launch_s for s in after], [s.launch_cpu_s for s in after]),
     ):
-        row[name], row[f"{name} p95"], row[f"{name} CPU"] = _ms(_mean(wall)), _ms(percentile(wall, 95)), _ms(_mean(cpu))
-    row["collected to planned"] = _ms(
-        _mean(max(0.0, step.planned_s - before.collected_s) for before, step in pairs if not step.is_ahead)
+        row[name], row[f"{name} p95"], row[f"{name} CPU"] = _mean_ms(wall), _ms(percentile(wall, 95)), _mean_ms(cpu)
+    row["collected to planned"] = _mean_ms(
+        [max(0.0, step.planned_s - before.collected_s) for before, step in pairs if not step.is_ahead]
     )
     return row
 
 
-def _mean(values: Any) -> float:
-    numbers = list(values)
-    return float(np.mean(numbers)) if numbers else 0.0
+def _mean_ms(seconds: Sequence[float]) -> float | None:
+    return _ms(fmean(seconds)) if seconds else None
 
 
 def _ms(seconds: float) -> float:

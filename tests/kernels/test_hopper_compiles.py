@@ -69,6 +69,7 @@ for d, window, sinks in ((128, None, None), (256, 128, rows(8))):
     ),
     "sums over ranks": (
         """
+from baton_kernels.exchange.gpu.pushed_sum import pushed_sum, pushed_sum_norm
 from baton_kernels.exchange.rank_exchange import rank_gather, rank_sum, rank_sum_norm
 from baton_kernels.exchange.rank_region import STATE_WORDS, RankRegion
 state = torch.zeros(STATE_WORDS, dtype=torch.int32)
@@ -77,10 +78,16 @@ for ranks in (2, 8):
     for dtype in (torch.bfloat16, torch.float32):
         for count in (1, 1000):
             rank_sum(rows(count, 1024, dtype=dtype), region)
-        rank_sum_norm(rows(3, 1024, dtype=dtype), rows(3, 1024, dtype=dtype), rows(1024), 1e-5, region)
+        row = rows(3, 1024, dtype=dtype)
+        rank_sum_norm(row, row, rows(1024), 1e-5, region)
+        pushed_sum(row.view(-1), row.view(-1), region)
+        pushed_sum_norm(row, row, rows(1024), 1e-5, region)
     rank_gather(rows(4, 1, dtype=torch.int64), region)
 """,
-        {"_gather_kernel", "_one_shot_kernel", "_sum_norm_kernel", "_two_shot_kernel"},
+        {
+            *("_gather_kernel", "_one_shot_kernel", "_sum_norm_kernel", "_two_shot_kernel"),
+            *("_pushed_sum_kernel", "_pushed_sum_norm_kernel"),
+        },
     ),
     "seats of the most rows that a worker may have": (
         """

@@ -109,7 +109,8 @@ class Decoder:
         KV is written (on a GPU: will be written, once the kernels launched so far are done). Of a pipeline the last
         stage alone returns rows.
         """
-        last, groups, scales = rows.last, rows.groups, self._scales(kv_pool)
+        last = rows.last if self.draws else None
+        groups, scales = rows.groups, self._scales(kv_pool)
         placed = [self._place(rows.positions, group.slot_mapping) for group in groups]
         residual = self._enter(token_ids)
         x: Tensor | RoundedRows = self.first_norm(residual)
@@ -118,7 +119,7 @@ class Decoder:
                 self.ring.enter(number)
             at = layer.place
             kv = KvLayer(kv_pool, at.layer, None if scales is None else scales[at.kv_group])
-            ending = last if self.draws and number == len(self.layers) - 1 else None
+            ending = last if number == len(self.layers) - 1 else None
             qkv, num_q_heads = layer.qkv, self.num_q_heads
             if ending is not None and layer.key_value is not None and _pays(residual, ending.rows):
                 qkv, num_q_heads = layer.key_value, 0

@@ -1,5 +1,6 @@
 """Sums of few elements over ranks in Triton, alone or with the norm after them: each rank writes what it brings into
-the others' memory, and the words themselves are the signal.
+the others' memory, and the words themselves are the signal. No worker uses them yet: `python -m bench gpu_ranks
+exchange` measures them next to the sums that workers use.
 
 A landing place holds EMPTY until its word has arrived. Its reader puts EMPTY back, for the turn after the next one; the
 sender has seen a word of the turn between by then. So there is one way over the link, where an exchange with signals

@@ -39,7 +39,8 @@ def meet(addresses_ptr, state_ptr, number, most_looks, RANK: tl.constexpr, RANKS
     """Signal `number` to this program of every other rank, and wait for theirs. All threads' writes before are seen by
     the others after. Gives up after `most_looks`, and then at once in every later call.
 
-    A thread a rank signals and looks: one release after the other would wait for each one's way to the other GPU.
+    Each other rank has a thread that signals it and looks for its signal: releases one after the other would each wait
+    for the way to the other GPU.
     """
     program = tl.program_id(0)
     peer = tl.arange(0, _MAX_RANKS)
