@@ -28,7 +28,7 @@ def add_degrees(parser: argparse.ArgumentParser) -> None:
         "--tensor-parallel",
         type=degree,
         metavar="N",
-        help="with MODEL: ranks that share the model of each worker, on CPUs: 1, 2, 4 or 8 (default: 1)",
+        help="with MODEL: ranks that share the model of each worker, with a GPU each if any: 1, 2, 4 or 8 (default: 1)",
     )
     add_pool_degrees(parser, "with MODEL: ")
     parser.add_argument(

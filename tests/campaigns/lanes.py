@@ -97,7 +97,7 @@ class Campaign:
         machine, began = this_machine(), time.monotonic()
         os.nice(2)
         amounts = {name: int(getattr(options, name)) for name in self.amounts}
-        lanes = min(options.lanes or lanes_for(CORES_A_LANE), *amounts.values())
+        lanes = max(1, min(options.lanes or lanes_for(CORES_A_LANE), *amounts.values()))
         with tempfile.TemporaryDirectory(prefix=f"baton-{self.name}-") as temporary:
             folder: Path = options.keep or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)

@@ -80,6 +80,13 @@ def test_every_page_is_in_the_index() -> None:
     assert [page for page in [*pages, *folders] if f"({page})" not in index] == []
 
 
+def test_every_page_of_the_log_is_among_its_topics() -> None:
+    folder = ROOT / "lab"
+    topics = (folder / "README.md").read_text(encoding="utf-8").split("## Topics")[1]
+    listed = set(re.findall(r"^\| \[([\w-]+\.md)\]\(", topics, re.MULTILINE))
+    assert {page.name for page in folder.glob("*.md")} - {"README.md", "moves.md"} == listed
+
+
 def test_every_decision_is_in_its_index() -> None:
     folder = ROOT / "docs" / "decisions"
     rows = re.findall(r"^\| (\d+) \| ([\d-]+) \|.*\]\(([\w-]+\.md)\)", (folder / "README.md").read_text(), re.MULTILINE)

@@ -12,7 +12,9 @@ PAGES = sorted(
     page.relative_to(ROOT)
     for page in (
         ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("lab/*.md"),
         *ROOT.glob("examples/**/*.md"),

@@ -4,11 +4,10 @@
 packets between processes that live in network namespaces (needs root); `cancel` hangs up at many points of a request's
 life. In `kept` workers are killed, and prefill workers may decode, too. In `flipping` workers are killed while some
 change their roles. In `ranks` workers have two ranks each, one of which is killed, stopped, or slowed by 100 ms a step.
-In `stages` prefill workers have two stages instead.
-In `structured` workers are killed, stopped and drained in turn, answers follow schemas, expressions and tools, and the
-KV pools are so small that sequences are preempted. Every whole text is known: a lost, repeated or different token is
-counted. Rounds are appended to a journal, so that a campaign can be run in slices; the summary in `bench/results`
-covers the whole journal. Exits with 1 when a round has a problem.
+In `stages` prefill workers have two stages instead. In `structured` workers are killed, stopped and drained in turn,
+answers follow schemas, expressions and tools, and the KV pools are so small that sequences are preempted. Every whole
+text is known: a lost, repeated or different token is counted. Rounds are appended to a journal, so that a campaign can
+be run in slices; the summary in `bench/results` covers the whole journal. Exits with 1 when a round has a problem.
 """
 
 from __future__ import annotations
