@@ -296,7 +296,7 @@ FLAGS = (
         "lines of batches at work or waiting for it, per process (default %(default)s)",
     ),
     Flag("batch-file-mib", count(1, 1 << 20), 512, "most of an uploaded file (default %(default)s)"),
-    Flag("batch-tenant-mib", count(1, 1 << 30), 10_240, "most of a tenant's files together (default %(default)s)"),
+    Flag("batch-tenant-mib", count(1, 1 << 30), 10_240, "most of a tenant's files and answers (default %(default)s)"),
     Flag("batch-tenant-files", count(1, 100_000), 1_000, "most files of a tenant (default %(default)s)"),
     Flag("tracing-endpoint", OTLP, None, "OTLP over HTTP, http://HOST:4318: export traces (default: none)"),
     Flag(

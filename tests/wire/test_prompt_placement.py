@@ -366,3 +366,9 @@ def test_a_longer_line_at_a_worker_never_draws_a_prompt_to_it(
         assert is_decode_local(prefill, decode, TARGETS)
     if is_decode_local(prefill, decode, TARGETS):
         assert is_decode_local(replace(prefill, queued_tokens=prefill.queued_tokens + more), decode, TARGETS)
+
+
+@pytest.mark.parametrize("base_s", [0.0, AIM * TARGETS.tpot_s, 0.97 * TARGETS.tpot_s, TARGETS.tpot_s, 1.0])
+def test_prompts_are_placed_where_their_tokens_were_measured_to_cost_nothing(base_s: float) -> None:
+    prefill = replace(KEEPER, token_s=0.0, more_token_s=0.0, piece_token_s=0.0, base_s=base_s, rows=4)
+    assert choose_placement(prefill, replace(DECODE, token_s=0.0, base_s=base_s), TARGETS) in Placement

@@ -195,9 +195,12 @@ class OwnedBatch:
         if used < most and not self._has_room.is_set():
             self._has_room.set()
             await self._disk(self.note, None)
-        elif used >= most and self._has_room.is_set():
+        elif used >= most:  # noted each time: an answer that the disk took late clears the note
             self._has_room.clear()
-            message = f"The batch pauses: your files have {used} bytes, and may have {most}. Delete some."
+            message = (
+                f"The batch pauses: your files and your batches' answers have {used} bytes, "
+                f"and may have {most} together. Delete some files."
+            )
             await self._disk(self.note, BatchProblem("file_quota_exceeded", message))
 
     def _look(self, journal: AnswerJournal) -> BatchStatus | None:

@@ -239,12 +239,12 @@ def _unlink_stale(entry: os.DirEntry[str], now_s: float) -> None:
 
 def _check_bounds(folder: TenantFolder, bounds: FileBounds, size: int) -> int:
     """Return how many bytes more the tenant may store. Raises RefusedError."""
-    files = list(_read_files(folder))
-    if len(files) >= bounds.number:
-        raise RefusedError(quota_exceeded(f"You have {len(files)} files, and may have {bounds.number}."))
-    used = sum(file.size for file in files)
+    number = sum(1 for _ in _read_files(folder))
+    if number >= bounds.number:
+        raise RefusedError(quota_exceeded(f"You have {number} files, and may have {bounds.number}."))
+    used = used_bytes(folder)
     if used + max(size, 1) > bounds.all_bytes:
-        message = f"Your files have {used} bytes, and may have {bounds.all_bytes} together."
+        message = f"Your files and your batches' answers have {used} bytes, and may have {bounds.all_bytes} together."
         raise RefusedError(quota_exceeded(message))
     return bounds.all_bytes - used
 

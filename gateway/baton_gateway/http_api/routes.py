@@ -317,8 +317,7 @@ class HttpApi:
             for live, writer in list(self._streams):
                 if writer.is_stalled(now):
                     self._metrics.stalled()
-                    live.is_read_slowly = True
-                    live.note_unread(writer.behind_since_s)
+                    live.note_unread(writer.unread_since_s)
                     self._relay.client_gone(live)
                     writer.abort()
 
@@ -459,7 +458,7 @@ class HttpApi:
         """End the connection of a client that stopped reading."""
         self._metrics.stalled()
         if (live := request[EXCHANGE].live) is not None:
-            live.is_read_slowly = True
+            live.note_unread(asyncio.get_running_loop().time() - STALL_S)
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError("the client does not read")

@@ -197,6 +197,11 @@ class StreamingWriter:
             self._taken, self._taken_s = taken, now
         return now - self._taken_s > STALL_S or buffered + self._pending_bytes > self._allowed_bytes
 
+    @property
+    def unread_since_s(self) -> float:
+        """Since when a client that has stopped reading is behind, or, where that is little, takes nothing."""
+        return self._taken_s if self.behind_since_s is None else self.behind_since_s
+
     def abort(self) -> None:
         """Cut the connection: the client does not read."""
         self._is_over = True

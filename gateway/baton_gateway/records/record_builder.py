@@ -143,7 +143,7 @@ class _Tiling:
             case Moment.ENDED:
                 self._end(mark)
             case Moment.CLOSED:
-                self._until(mark.at_s, Part.SENDING)
+                self._send_until(mark.at_s)
 
     def finish(self) -> None:
         """Join neighbours that are alike."""
@@ -278,16 +278,23 @@ class _Tiling:
         self._waits_for, self._detail = Part.BACKING_OFF, f"after {mark.text}"
 
     def _end(self, mark: Mark) -> None:
-        unread_s = self.trail.unread_from_s
         if self._is_decoding:
-            self._decode_until(mark.at_s if unread_s is None else unread_s)
-            self._until(mark.at_s, Part.SENDING, UNREAD)
+            unread_s = self.trail.unread_from_s
+            self._decode_until(mark.at_s if unread_s is None else min(mark.at_s, unread_s))
+            self._send_until(mark.at_s)
         elif self._sent is None:
             self._until(mark.at_s, self._waits_for, self._detail)
         elif self._has_token:
             self._until(mark.at_s, Part.TRANSFER, "" if mark.text == "finished" else "ended before it was over")
         else:
             self._until(mark.at_s, Part.PREFILL, "ended before a token came", self._sent.worker or self._sent.decode)
+
+    def _send_until(self, at_s: float) -> None:
+        """Add the time of sending, with that in which the client did not read apart."""
+        if (unread_s := self.trail.unread_from_s) is not None:
+            self._until(min(at_s, unread_s), Part.SENDING)
+            self._until(at_s, Part.SENDING, UNREAD)
+        self._until(at_s, Part.SENDING)
 
     def _amend(self, mark: Mark, **values: object) -> None:
         key = (mark.run, mark.attempt)

@@ -102,7 +102,7 @@ def answer_query(ring: RecordRing, query: RecordQuery) -> RecordsPage:
     addresses = ring.addresses()
     kept_records = ring.latest(*query.texts())
     if query.id is not None or (query.missed and query.slowest is not None):  # the latest would be a flood of refusals
-        kept_records = chain(kept_records, ring.refused())
+        kept_records = chain(kept_records, ring.refused(*query.texts()))
     wanted: Iterator[KeptRecord] = (kept for kept in kept_records if query.fits(kept))
     if query.slowest is not None:
         wanted = iter(heapq.nlargest(query.slowest, wanted, key=lambda kept: kept.duration_s))

@@ -167,8 +167,9 @@ class LiveRequest:
         self.is_parked, self.parked_for = True, waits_for
         self.note(Moment.PARKED)
 
-    def note_unread(self, from_s: float | None) -> None:
-        """Note that the client is cut off because it has not read since then. None: it is not known since when."""
+    def note_unread(self, from_s: float) -> None:
+        """Note that the client is cut off because it has not read since then."""
+        self.is_read_slowly = True
         if self.trail is not None:
             self.trail.unread_from_s = from_s
 

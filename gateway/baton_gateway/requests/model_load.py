@@ -83,7 +83,6 @@ class ModelLoad:
         self._all_slot_s = 0.0, 0.0
         """The same of all tenants together."""
         self._running = 0
-        """Sequences of all tenants at the workers."""
         self._token_s = 0.0
         """Seconds per prompt token of the latest route to a prefill worker."""
         self._latest: tuple[str, float] = ("", -math.inf)
@@ -178,7 +177,7 @@ class ModelLoad:
             entry.owner.sequences += sequences - entry.sequences
             entry.sequences = sequences
 
-    def remove(self, ticket: int, now: float = 0.0) -> None:
+    def remove(self, ticket: int, now: float) -> None:
         """Remove a request that ended. No effect if it is not here."""
         self.set_running(ticket, 0, now)
         entry = self._entries.pop(ticket, None)
@@ -258,9 +257,8 @@ class ModelLoad:
         if is_light and (not capacity.slots or slots + load.waiting <= LIGHT_SHARE * capacity.slots):
             return 0.0
         share = recent_s / all_s
-        if (
-            capacity.slots and recent_slots > share * capacity.slots
-        ):  # by the mean alone: a burst makes slots no dominant resource
+        # By the mean alone: a burst makes slots no dominant resource.
+        if capacity.slots and recent_slots > share * capacity.slots:
             share = slots / capacity.slots
         return max(LEAST_LEAD, share) / load.tenant.weight
 
@@ -279,7 +277,7 @@ class ModelLoad:
     @property
     def num_sequences(self) -> int:
         """Sequences of all tenants at the workers."""
-        return sum(tenant_load.sequences for tenant_load in self._tenants.values())
+        return self._running
 
     def most_sequences(self) -> int:
         """The most sequences that any tenant has at the workers."""

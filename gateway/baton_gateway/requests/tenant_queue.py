@@ -49,11 +49,6 @@ class TenantQueue:
             return max(limit, self.first().at_once if self.waiting else 0)
         return max(0, limit - self.running)
 
-    def use(self) -> LimitUse:
-        """Return its use of the tenant's limit of concurrent sequences over all processes."""
-        limit, wanted = self.tenant.limits.max_concurrent or 0, self.running + self.queued
-        return LimitUse(self.tenant.name, LimitMeasure.CONCURRENT, limit, wanted, self.running)
-
     def usage(self, *, is_batch: bool = False) -> TenantUsage:
         """Its use of the queue; `is_batch`: that of its batch class."""
         size = self.waiting.batch_sequences if is_batch else self.queued

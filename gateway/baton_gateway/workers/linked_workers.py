@@ -168,16 +168,17 @@ class LinkedWorker:
                 self.prefill_steps = FADING * self.prefill_steps + 1
                 self.prefill_squares = FADING * self.prefill_squares + tokens * tokens
                 self.prefill_products = FADING * self.prefill_products + tokens * timing.seconds
-        took_s = REPORT_S if self.reported_s is None else max(0.0, self.clock() - self.reported_s)
-        self.piece_costs.observe(state.timings, self.clock(), took_s)
-        self._follow_rates(before, took_s)
+        self.piece_costs.observe(state.timings, self.clock())
+        self._follow_rates(before)
         self.sent_sequences = self.sent_tokens = self.sent_prompts = 0
         self.done_prompts = self.ended_sequences = 0
         self.turn_taken_s = 0.0
 
-    def _follow_rates(self, before: WorkerState | None, took_s: float) -> None:
-        """Update the rates. A worker reports changes, so until now it was as in the report `before`, `took_s` ago."""
-        self.reported_s = self.clock()
+    def _follow_rates(self, before: WorkerState | None) -> None:
+        """Update the rates. A worker reports changes, so until now it was as in the report `before`."""
+        now = self.clock()
+        took_s = REPORT_S if self.reported_s is None else max(0.0, now - self.reported_s)
+        self.reported_s = now
         self.followed_s += took_s
         token_s = self._piece_token_s() if self.rows else self.token_s
         computed = 0.0
@@ -326,7 +327,7 @@ class LinkedWorker:
             step_s=0.0 if state is None else state.step_s,
             rows_s=self.piece_costs.size.base_s,
             least_rows_s=self.piece_costs.size.least_s,
-            recent_step_s=self.piece_costs.recent_step_s,
+            recent_step_s=self.piece_costs.recent_step_s(self.clock()),
             kv_token_s=self.kv_reads.kv_token_s,
             fixed_s=self.kv_reads.fixed_s,
             prompt_cost=prompt_cost,

@@ -28,11 +28,13 @@ class PieceCosts:
     """When the latest piece next to rows was reported."""
     _steps: float = 0.0
     _seconds: float = 0.0
+    """Number and seconds of steps with rows until the latest report, decayed."""
+    _reported_s: float = -math.inf
 
-    def observe(self, timings: Sequence[StepTiming], now: float, took_s: float) -> None:
-        """Take the steps of a report that comes `took_s` after the one before."""
-        weight = math.exp(-took_s / RECENT_S)
-        self._steps, self._seconds = weight * self._steps, weight * self._seconds
+    def observe(self, timings: Sequence[StepTiming], now: float) -> None:
+        """Take the steps of a report."""
+        weight = self._weight(now)
+        self._steps, self._seconds, self._reported_s = weight * self._steps, weight * self._seconds, now
         for timing in timings:
             self.size.observe(timing.decode_rows, timing.prefill_tokens, timing.seconds)
             if timing.decode_rows:
@@ -52,7 +54,10 @@ class PieceCosts:
         """Seconds that a piece adds to such a step besides; 0 while `token_s` is unknown."""
         return self.size.fixed_s or 0.0
 
-    @property
-    def recent_step_s(self) -> float | None:
-        """Mean seconds of recent steps with rows; None: there were none."""
-        return self._seconds / self._steps if self._steps >= 1.0 else None
+    def recent_step_s(self, now: float) -> float | None:
+        """Mean seconds of recent steps with rows; None: there were none. A worker without work reports nothing."""
+        return self._seconds / self._steps if self._weight(now) * self._steps >= 1.0 else None
+
+    def _weight(self, now: float) -> float:
+        """The weight of steps until the latest report."""
+        return math.exp(-max(0.0, now - self._reported_s) / RECENT_S)

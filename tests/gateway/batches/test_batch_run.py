@@ -221,6 +221,9 @@ async def test_answers_are_part_of_what_a_tenant_may_store(tmp_path: Path, monke
     await service.until_ended(other, "other")
     await asyncio.sleep(0.2)
     assert len(service.answers.asked) <= asked + 9 + 2 < 100
+    [run] = service.desk._runs.values()
+    await run._disk(run.note, None)  # as for an answer that could not be written at first
+    await until(lambda: getattr(service.find(batch_id)[1].pause, "code", "") == "file_quota_exceeded")
     service.desk.store.delete_file("acme", file.id)
     record = await service.until_ended(batch_id)
     await service.desk.stop()

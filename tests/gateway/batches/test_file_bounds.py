@@ -76,6 +76,17 @@ def test_a_tenants_files_have_a_bound_together(store: BatchStore) -> None:
     assert upload(store, 100, "other").size == 100
 
 
+def test_answers_of_batches_so_far_leave_less_room_for_uploads(store: BatchStore) -> None:
+    store.create("acme", BatchPlan(CHAT, upload(store).id))
+    [active] = store.active()
+    for name, size in (("output.jsonl", 150), ("errors.jsonl", 50)):
+        (store.folder(active).path / name).write_bytes(b"x" * size)
+    assert store.files.open_upload("acme").most_bytes == 40
+    assert refusal(lambda: upload(store, 41)) == (400, "file_quota_exceeded")
+    assert upload(store, 40).size == 40
+    assert upload(store, 100, "other").size == 100
+
+
 def test_uploads_that_run_at_the_same_time_exceed_no_bound_together(store: BatchStore) -> None:
     opened = [store.files.open_upload("acme") for _ in range(4)]
     for one in opened:

@@ -178,6 +178,21 @@ async def test_a_stream_knows_since_when_its_client_is_behind(text: TextModel) -
     assert writer.behind_since_s is None
 
 
+async def test_a_client_that_takes_nothing_of_a_small_answer_has_not_read_since_it_took_something(
+    text: TextModel,
+) -> None:
+    """Found: it is not behind, so its record said that the answer was decoded until it was cut off."""
+    writer, transport = StreamingWriter(), StuckTransport()
+    writer.begin(with_logprobs(text, 1))
+    writer.attach(cast(Any, transport), True)
+    began_s = writer._loop.time()
+    assert not writer.is_stalled(began_s)
+    writer.increment(0, Increment("x"))
+    writer.flush()
+    assert writer.is_stalled(began_s + STALL_S + 1)
+    assert (writer.behind_since_s, writer.unread_since_s) == (None, began_s)
+
+
 class FastTransport(StuckTransport):
     """A connection whose client takes everything at once; what came in one turn of the loop is one entry."""
 

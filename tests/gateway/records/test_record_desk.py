@@ -17,6 +17,7 @@ from baton_gateway.records.record_desk import RecordDesk
 from baton_gateway.records.record_query import ProcessRecords, RecordQuery, RecordsPage, answer_query, for_tenant
 from baton_gateway.records.record_ring import RecordRing
 from baton_gateway.records.trail import Moment, Trail, TrailFacts, keep
+from baton_gateway.requests.record_keeping import refused_trail
 from baton_gateway.sibling_sockets import SiblingSockets
 from baton_wire.fair_loop.charging import CHARGE, LoopAccount
 
@@ -90,6 +91,8 @@ def test_a_tenant_sees_how_many_processes_did_not_answer_and_not_which() -> None
 def test_a_search_decodes_only_records_that_may_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client may ask for ids without end, and each process has 10,000 records."""
     ring, decoded = filled("a1", "b2", "c3"), list[bytes]()
+    for id_ in ("d4", "e5"):
+        ring.add_refused(refused_trail(id_, "t", "rate_limit_exceeded", 0.0, 0.1))
     real = record_ring._kept_decoder
 
     def decode(content: bytes) -> object:
@@ -97,7 +100,8 @@ def test_a_search_decodes_only_records_that_may_be_meant(monkeypatch: pytest.Mon
         return real.decode(content)
 
     monkeypatch.setattr(record_ring, "_kept_decoder", SimpleNamespace(decode=decode))
-    for query, number in ((RecordQuery("nosuch"), 0), (RecordQuery("b2"), 1), (RecordQuery(tenant="nobody"), 0)):
+    queries = RecordQuery("nosuch"), RecordQuery("b2"), RecordQuery("e5"), RecordQuery(tenant="nobody")
+    for query, number in zip(queries, (0, 1, 1, 0), strict=True):
         decoded.clear()
         assert len(answer_query(ring, query).records) == len(decoded) == number
 

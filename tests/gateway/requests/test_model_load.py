@@ -42,7 +42,7 @@ def test_the_line_counts_who_is_in_it_and_learns_how_long_answers_are() -> None:
     load.mark_sent(1)
     load.mark_sent(1)
     assert (load.held, len(load)) == (Work(1, 2), 1)
-    load.remove(2)
+    load.remove(2, 0.0)
     assert (load.held, len(load)) == (Work(), 0)
     load.record_output(40)
     assert load.output_tokens == 40
@@ -67,7 +67,7 @@ def test_a_prompt_counts_by_the_tokens_that_are_to_be_computed_once_these_are_kn
     assert owner.sent_tokens == 1_700, "what was sent stays as it was counted"
     for ticket in range(1, 25):
         load.mark_answered(ticket)
-        load.remove(ticket)
+        load.remove(ticket, 0.0)
     assert (load.held, load.num_tenants) == (Work(), 0)
 
 
@@ -187,7 +187,7 @@ def test_what_was_sent_of_tenants_that_left_is_forgotten() -> None:
     for number in range(1_000):
         load.add(number, Work(), Tenant(f"t{number}"), is_queued=False)
         load.record_prefill(Tenant(f"t{number}"), 1.0, 100, float(number))
-        load.remove(number)
+        load.remove(number, float(number))
     assert len(load._sent) < 2 * RECENT_S
 
 

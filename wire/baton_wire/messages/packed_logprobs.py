@@ -1,4 +1,4 @@
-"""Log probabilities of tokens as bytes: while they wait to be delivered, they take a tenth of the memory of the values.
+"""Log probabilities of tokens as bytes: while they wait to be delivered, they take a fifth of the memory of the values.
 
 They are decoded in the time of the tenant that gets them. Before that nothing has looked into them, so
 `unpack_logprobs` may refuse them.

@@ -27,8 +27,10 @@ MAX_FRAME_BYTES = 6 << 20
 type fits at its largest, or its sender cuts it up (`Tokens`)."""
 
 RequestId = Annotated[bytes, Meta(min_length=16, max_length=16)]
-TraceId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 """Random, minted by the gateway; never derived from anything that a client sent."""
+
+TraceId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+"""The id of a trace, as W3C Trace Context has it: its client may have chosen it."""
 
 Epoch = Annotated[bytes, Meta(min_length=16, max_length=16)]
 """Random identity of a worker process: the same address with another epoch is another worker."""

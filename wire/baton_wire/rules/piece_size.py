@@ -71,7 +71,7 @@ def piece_share(base_s: float, piece_s: float, target_s: float) -> float:
     0.531
     """
     room_s = AIM * target_s - base_s
-    if piece_s <= room_s:
+    if piece_s <= max(0.0, room_s):  # also one that was measured as nothing
         return 1.0
     least = 1.0 / (1 + MOST_SKIPPED)
     return least if piece_s - room_s > MOST_SAVED * target_s else max(least, room_s / piece_s)
