@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from baton_operator.kube.object_fields import Manifest, mapping, mappings
+from baton_operator.objects.network_settings import service_peer
 
 CA_PATH, CA_KEY = "/etc/baton/ca", "ca.crt"
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")
@@ -24,7 +25,6 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _FIELDS = ("env", "caBundle", "podLabels", "podAnnotations")
-_SERVICE = re.compile(r"[a-z0-9-]+\.(?P<namespace>[a-z0-9-]+)\.svc(\..*)?")
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -67,12 +67,10 @@ class FetchSettings:
         Service is its namespace, any other name is one of the installation's networks `cidrs`."""
         rules: list[Manifest] = []
         for host, port in sorted(set(self._proxies())):
-            service = _SERVICE.fullmatch(host)
             if (block := _block(host)) is not None:
                 to: list[Manifest] = [{"ipBlock": {"cidr": block}}]
-            elif service is not None:
-                names = {"kubernetes.io/metadata.name": service["namespace"]}
-                to = [{"namespaceSelector": {"matchLabels": names}}]
+            elif (service := service_peer(host)) is not None:
+                to = [service]
             else:
                 to = [{"ipBlock": {"cidr": cidr}} for cidr in cidrs]
             if to:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from baton_operator.kube.object_fields import Manifest
-from baton_operator.objects.network_settings import PUBLIC_NETWORKS
+from baton_operator.objects.network_settings import PUBLIC_NETWORKS, service_peer
 
 JWT_ANNOTATION: Final = "baton.dev/jwt"
 JWT_PATH, HEADER_PATH = "/etc/baton/jwt", "/etc/baton/identity"
@@ -26,7 +26,6 @@ ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES25
 MAX_TEXT_CHARS, MAX_LEEWAY_S = 512, 300
 _FLAG: Final = "--identity"
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_SERVICE: Final = re.compile(r"[a-z0-9-]+\.(?P<namespace>[a-z0-9-]+)\.svc(\..*)?")
 _HTTPS_PORT: Final = 443
 
 
@@ -57,10 +56,8 @@ class TokenSettings:
         if not self.jwks_url:
             return []
         url = urlsplit(self.jwks_url)
-        service = _SERVICE.fullmatch(url.hostname or "")
-        peers: list[Manifest] = list(PUBLIC_NETWORKS)
-        if service is not None:
-            peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": service["namespace"]}}}]
+        service = service_peer(url.hostname or "")
+        peers = list(PUBLIC_NETWORKS) if service is None else [service]
         return [{"to": peers, "ports": [{"protocol": "TCP", "port": url.port or _HTTPS_PORT}]}]
 
 
@@ -164,11 +161,10 @@ def _tokens(jwt: _Jwt) -> TokenSettings | None:
     keys = _object_name("jwt.jwks.configMapName", jwt.jwks.config_map_name, "a ConfigMap")
     ca = _object_name("jwt.caBundle.configMapName", jwt.ca_bundle.config_map_name, "a ConfigMap")
     if not jwt.issuer:
-        for field, value in (("audience", jwt.audience), ("jwks.url", url), ("jwks.configMapName", keys)):
+        needed = (("audience", jwt.audience), ("jwks.url", url), ("jwks.configMapName", keys))
+        for field, value in (*needed, ("caBundle.configMapName", ca)):
             if value:
                 raise ValueError(f"{_FLAG}: jwt.issuer: must be given with jwt.{field}")
-        if ca:
-            raise ValueError(f"{_FLAG}: jwt.issuer: must be given with jwt.caBundle.configMapName")
         return None
     if not jwt.audience:
         raise ValueError(f"{_FLAG}: jwt.audience: must be given with jwt.issuer: tokens for others would be accepted")

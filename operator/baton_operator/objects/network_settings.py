@@ -7,6 +7,7 @@ installation: a tenant who could add rules could reach other networks.
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +16,8 @@ from baton_operator.kube.object_fields import Manifest
 
 DNS_PORT = 53
 MAX_RULES = 32
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"
+_SERVICE = re.compile(r"[a-z0-9-]+\.(?P<namespace>[a-z0-9-]+)\.svc(\..*)?")
 PUBLIC_NETWORKS: tuple[Manifest, ...] = (
     {
         "ipBlock": {
@@ -60,6 +63,15 @@ class NetworkSettings:
 
 
 DEFAULT_NETWORK = NetworkSettings()
+
+
+def service_peer(host: str) -> Manifest | None:
+    """The peer of a NetworkPolicy for a host that is a Service's name with its namespace; None: it is another name. A
+    policy knows no names, so the peer is the whole namespace."""
+    service = _SERVICE.fullmatch(host)
+    if service is None:
+        return None
+    return {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: service["namespace"]}}}
 
 
 def parse_rules(flag: str, text: str, peer: str) -> tuple[Manifest, ...]:

@@ -2,9 +2,9 @@
 
 Everything is denied except these edges: clients → gateway, gateway → prefill and decode, prefill ↔ decode,
 gateway → operator, gateway → a collector of traces in the cluster, gateway → the identity provider of the installation,
-monitoring → metrics, all Pods → DNS. RDMA does not
-pass through NetworkPolicies. Workers that flip connect to each other in any role. Clients are all Pods of the
-namespace, or anybody where the gateway asks for keys or is declared open.
+monitoring → metrics, all Pods → DNS. RDMA does not pass through NetworkPolicies. Workers that flip connect to each
+other in any role. Clients are all Pods of the namespace, or anybody where the gateway asks for keys or is declared
+open.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from baton_control.worker_specs import pool_roles
 from baton_operator.kube.object_fields import Manifest
 from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Owner, Platform
 from baton_operator.objects.metadata import object_head, selector
+from baton_operator.objects.network_settings import NAMESPACE_LABEL, service_peer
 from baton_operator.objects.pod_additions import with_annotations
 from baton_wire.messages.values import Role
 
-NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 OPERATOR_LABELS = {"app.kubernetes.io/name": "baton-operator"}
 IP_FAMILIES = "PreferDualStack"
 """Both families where the cluster has both, else the one that it has."""
@@ -131,12 +131,11 @@ def _collector(deployment: LLMDeployment) -> list[Manifest]:
     if tracing is None:
         return []
     url = urlsplit(tracing.endpoint)
-    port, host = url.port or _SCHEME_PORTS[url.scheme], (url.hostname or "").split(".")
-    if len(host) == 1:
+    port, host = url.port or _SCHEME_PORTS[url.scheme], url.hostname or ""
+    if "." not in host:
         return [_to([{"podSelector": {}}], port)]
-    if len(host) >= 3 and host[2] == "svc":
-        return [_to([{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: host[1]}}}], port)]
-    return []
+    service = service_peer(host)
+    return [] if service is None else [_to([service], port)]
 
 
 def _clients(deployment: LLMDeployment) -> Manifest:
