@@ -18,14 +18,12 @@ from baton_local.explain.perfetto import trace_events
 from baton_local.explain.record_sources import FoundRecords, ask_gateways, token_of
 from baton_local.explain.story import list_records, tell_story
 from baton_local.fleet.record import read_record
-from baton_local.fleet.run_dir import base_directory, find_run, find_running
+from baton_local.fleet.run_dir import RunDir, base_directory, find_run, find_running
 from baton_local.shared_options import KEY_VARIABLE
 
 DEFAULT_SLOWEST = 10
 SLOWEST = RecordQuery(slowest=MAX_ANSWERED)
 """The query for requests that may have been in the way of others: long prompts are among the slowest."""
-_Gateway = tuple[str, str | None, Mapping[str, str]]
-"""Its URL, the token to ask with, and the names of its processes by address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +43,10 @@ class ExplainOptions:
 def run_explain(options: ExplainOptions) -> int:
     """Ask and print. Returns 1 where no record was found. Raises LocalError."""
     query = query_of(options)
-    gateways = _gateways(options)
-    answers = [with_names(ask_gateways(url, query, token), names) for url, token, names in gateways]
-    status = print_answer(answer := join_answers(answers), query, options.format)
+    answer = join_answers(_ask(options, query))
+    status = print_answer(answer, query, options.format)
     if options.format == "text" and query.id is not None and any(map(asks_for_neighbours, answer.records)):
-        others = [record for url, token, _ in gateways for record in ask_gateways(url, SLOWEST, token).records]
+        others = join_answers(_ask(options, SLOWEST)).records
         for record in answer.records:
             if text := neighbours_text(long_prompts(record, others)):
                 print(f"\n{text}")
@@ -95,25 +92,34 @@ def print_answer(answer: FoundRecords, query: RecordQuery, form: str) -> int:
     return 0 if answer.records else 1
 
 
-def _gateways(options: ExplainOptions) -> list[_Gateway]:
-    """Return where to ask, the token to ask with, and the names of this machine's processes by address. An id is looked
-    for in all deployments of this machine that run. Raises LocalError."""
+def _ask(options: ExplainOptions, query: RecordQuery) -> list[FoundRecords]:
+    """Ask the gateways at the URL, or those of this machine. An id is looked for in all deployments that run here: one
+    that cannot be asked is named among the silent ones. Raises LocalError."""
     if options.url is not None:
         token = os.environ.get(KEY_VARIABLE) if options.link_keys is None else token_of(options.link_keys)
-        return [(options.url, token, {})]
+        return [ask_gateways(options.url, query, token)]
     if options.link_keys is not None:
         raise LocalError("--link-keys: only with --url: this machine's own deployment needs none")
     base = base_directory()
     runs = find_running(base) if options.id is not None and options.name is None else []
-    gateways: list[_Gateway] = []
-    for run in runs if len(runs) > 1 else [find_run(base, options.name)]:
-        record = read_record(run)
-        port = next((process.admin_port for process in record.processes if process.admin_port), None)
-        if port is not None:
-            gateways.append((f"http://127.0.0.1:{port}", None, record.names))
-        elif len(runs) <= 1:
-            raise LocalError("the gateway of this deployment is not running")
-    return gateways
+    if len(runs) < 2:
+        return [_ask_run(find_run(base, options.name), query)]
+    answers = []
+    for run in runs:
+        try:
+            answers.append(_ask_run(run, query))
+        except LocalError as error:
+            answers.append(FoundRecords([], 0, 0, (f"{run.root.name} ({error})",)))
+    return answers
+
+
+def _ask_run(run: RunDir, query: RecordQuery) -> FoundRecords:
+    """Ask the gateway of a deployment of this machine. Raises LocalError."""
+    record = read_record(run)
+    port = next((process.admin_port for process in record.processes if process.admin_port), None)
+    if port is None:
+        raise LocalError("the gateway of this deployment is not running")
+    return with_names(ask_gateways(f"http://127.0.0.1:{port}", query, None), record.names)
 
 
 def _format(answer: FoundRecords, query: RecordQuery, form: str) -> str:

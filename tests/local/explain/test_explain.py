@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import socket
 import threading
 from pathlib import Path
@@ -19,6 +20,7 @@ from baton_gateway.requests.record_keeping import refused_trail
 from baton_local.__main__ import main
 from baton_local.commands import explain
 from baton_local.commands.explain import with_names
+from baton_local.errors import LocalError
 from baton_local.explain import record_sources
 from baton_local.explain.perfetto import trace_events
 from baton_local.explain.record_sources import FoundRecords, query_path
@@ -102,6 +104,41 @@ def test_an_id_is_looked_for_in_all_deployments_that_run(
         assert "choose one with --name" in capsys.readouterr().err
         assert main(["status"]) == 0
         assert capsys.readouterr().out.count("PROCESS") == 2, "each of them is shown"
+
+
+def test_a_deployment_that_cannot_be_asked_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: one gateway without an answer, or one `baton up` that was starting, ended the command for all of them; and
+    where no gateway ran, no message said so.
+    """
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    base = base_directory()
+
+    def ask(url: str, *_: object) -> FoundRecords:
+        if not url.endswith(":9002"):
+            raise LocalError("no gateway answered")
+        return FoundRecords([RECORD], 1, 0, ())
+
+    monkeypatch.setattr(explain, "ask_gateways", ask)
+    with (
+        claimed(base, "default.silent") as silent,
+        claimed(base, "default.sound") as sound,
+        claimed(base, "default.starting"),
+        claimed(base, "default.without") as without,
+    ):
+        for run, port in ((silent, 9001), (sound, 9002), (without, None)):
+            record = msgspec.structs.replace(RUN_RECORD, processes=(dataclasses.replace(GATEWAY, admin_port=port),))
+            write_json(run.record, msgspec.to_builtins(record))
+        assert main(["explain", "id-1"]) == 0
+        out, err = capsys.readouterr()
+        assert out.startswith("id-1: finished after 2.01 s")
+        for name in ("silent", "starting", "without"):
+            assert re.search(rf"default\.{name} \(.*\) did not answer: its records are missing", err)
+        assert main(["status"]) == 0
+        out = capsys.readouterr().out
+        assert out.count("PROCESS") == 3
+        assert "default.starting is not up yet" in out
 
 
 def test_spans_tile_the_record() -> None:
