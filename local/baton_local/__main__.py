@@ -297,12 +297,12 @@ def _status(options: argparse.Namespace) -> int:
 def _top(options: argparse.Namespace) -> int:
     from baton_local.commands.status import watch
     from baton_local.commands.top import page
-    from baton_local.fleet.observation import observe
+    from baton_local.fleet.observation import observe, with_lost_time
     from baton_local.fleet.record import read_record
     from baton_local.fleet.run_dir import base_directory, find_run
 
     def shown() -> str:
-        seen = observe(read_record(find_run(base_directory(), options.name)))
+        seen = with_lost_time(observe(read_record(find_run(base_directory(), options.name))))
         return page(seen, options.format, not options.once)
 
     if not options.once:

@@ -13,6 +13,7 @@ from baton_gateway.records.parts import Part, meaning_of
 from baton_gateway.records.request_record import RecordSpan, RequestRecord
 from baton_gateway.requests.held_runs import PREFILL_BUSY
 from baton_local.commands.top import as_json, as_text, limited_by, page
+from baton_local.fleet import observation
 from baton_local.fleet.observation import (
     GatewayState,
     Link,
@@ -190,6 +191,25 @@ def test_a_pool_is_not_blamed_for_time_that_is_lost_elsewhere(place: str, share:
     limit = limited_by(seen_with(tpot_minute=Sketch(), lost_time=lost))
     assert limit is not None
     assert limit.startswith(f"{named}: TTFT p95 ")
+
+
+def test_only_the_command_that_shows_lost_time_asks_the_gateway_for_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: `baton status`, and each poll of a deployment that was starting, had the gateway make its whole page."""
+    asked: list[str] = []
+
+    def answer(_: str, path: str) -> dict[str, object] | None:
+        asked.append(path)
+        lost = {"place": "links", "share": 1.0, "meaning": "x", "requests": 1}
+        return {"limited_by": lost} if path == "/ui/data.json" else {"workers": [], "latency": {}}
+
+    monkeypatch.setattr(observation, "get_json", answer)
+    record = msgspec.structs.replace(RUN_RECORD, processes=(replace(GATEWAY, admin_port=9001),))
+    seen = observation.observe(record)
+    assert (asked, seen.seen_by_gateway.lost_time) == (["/state"], None)
+    assert observation.with_lost_time(seen).seen_by_gateway.lost_time == LostTime("links", 1.0, "x", 1)
+    silent = replace(seen, seen_by_gateway=GatewayState())
+    assert observation.with_lost_time(silent) == silent
+    assert asked == ["/state", "/ui/data.json"], "a gateway without a state is not waited for twice"
 
 
 @pytest.mark.parametrize("data", [None, {}, [], {"limited_by": None}, {"limited_by": {"place": 3}}])

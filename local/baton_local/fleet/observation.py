@@ -119,7 +119,7 @@ class GatewayState:
     unserved_minute: int | None = None
     """Requests of the last minute that failed, or were refused for want of workers; None: not known."""
     lost_time: LostTime | None = None
-    """None: no request was late, or it is not known."""
+    """None: no request was late, it is not known, or it was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +145,18 @@ def observe(record: RunRecord) -> Observation:
 def _gateway_state(gateway: ProcessRecord | None) -> GatewayState:
     if gateway is None or gateway.admin_port is None:
         return GatewayState()
-    base_url = f"http://127.0.0.1:{gateway.admin_port}"
-    raw = get_json(base_url, "/state")
-    if raw is None:
-        return GatewayState()
-    return replace(merge_gateways([raw]), lost_time=lost_time(get_json(base_url, "/ui/data.json")))
+    raw = get_json(f"http://127.0.0.1:{gateway.admin_port}", "/state")
+    return GatewayState() if raw is None else merge_gateways([raw])
+
+
+def with_lost_time(seen: Observation) -> Observation:
+    """The observation with where late requests lost their time: it is in the data of the gateway's page, which the
+    gateway makes from its records, and so costs it more than its state."""
+    gateway, state = seen.gateway, seen.seen_by_gateway
+    if gateway is None or gateway.admin_port is None or state.running is None:  # it does not answer
+        return seen
+    page = get_json(f"http://127.0.0.1:{gateway.admin_port}", "/ui/data.json")
+    return replace(seen, seen_by_gateway=replace(state, lost_time=lost_time(page)))
 
 
 def lost_time(page: object) -> LostTime | None:
