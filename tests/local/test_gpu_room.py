@@ -125,6 +125,13 @@ def test_more_ranks_are_named_where_the_workers_would_fit_with_them() -> None:
             check_gpus(large, few)
 
 
+def test_fewer_ranks_are_named_where_the_workers_would_fit_with_them_alone() -> None:
+    """Found: two GPUs with a half of each model were to share it out over "1 GPUs"."""
+    both = replace(need(), ranks={P: 2, D: 2}, degrees=(1, 2))
+    with pytest.raises(StartError, match=r"or keep each model on one GPU \(tensorParallel, `--tensor-parallel 1`\),"):
+        check_gpus(both, dict.fromkeys("01", 17 * GB))
+
+
 def test_ranks_that_share_a_gpu_share_its_memory() -> None:
     both = replace(need(), ranks={P: 2, D: 2})
     size = shared_kv(both, {"0": 100 * GB, "1": 60 * GB})

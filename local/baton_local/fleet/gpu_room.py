@@ -212,7 +212,8 @@ def _more_ranks(need: GpuNeed, free: Mapping[str, int | None]) -> str:
             (room := free[name]) is not None and sum(map(ranked.least_at, roles)) <= room
             for name, roles in placed.items()
         ):
-            return f" or share each model out over {degree} GPUs (tensorParallel, `--tensor-parallel {degree}`),"
+            shared = f"share each model out over {degree} GPUs" if degree > 1 else "keep each model on one GPU"
+            return f" or {shared} (tensorParallel, `--tensor-parallel {degree}`),"
     return ""
 
 
