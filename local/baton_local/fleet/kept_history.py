@@ -5,13 +5,13 @@ It is written when something has changed, at most once in five seconds: a file o
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from baton_control.history_facts import HistoryFacts, StoredHistory, find_changes
+from baton_local.fleet.supervision import signal_name
 from baton_wire.deployment_history import ChangeKind, make_change
 
 WRITE_S = 5.0
@@ -78,7 +78,4 @@ def exit_words(status: int, kill_reason: str = "") -> str:
         return f"the one before ended with status {status}"
     if kill_reason:
         return f"the one before was killed by Baton: it {kill_reason}"
-    try:
-        return f"the one before was killed by {signal.Signals(-status).name}, not by Baton"
-    except ValueError:
-        return f"the one before was killed by signal {-status}, not by Baton"
+    return f"the one before was killed by {signal_name(-status)}, not by Baton"
