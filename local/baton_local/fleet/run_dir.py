@@ -188,7 +188,12 @@ def is_held(run: RunDir) -> bool:
 
 def find_running(base: Path) -> list[RunDir]:
     """The run directories of all deployments that run."""
-    return [RunDir(path) for path in sorted(base.iterdir()) if (path / "lock").exists() and is_held(RunDir(path))]
+    return [run for run in _runs(base) if is_held(run)]
+
+
+def _runs(base: Path) -> list[RunDir]:
+    """The run directories of all deployments that run or have run."""
+    return [RunDir(path) for path in sorted(base.iterdir()) if (path / "lock").is_file()]
 
 
 def find_run(base: Path, name: str | None, must_run: bool = True) -> RunDir:
@@ -197,7 +202,7 @@ def find_run(base: Path, name: str | None, must_run: bool = True) -> RunDir:
 
     Raises NotRunningError when none matches, or more than one does; StartingError when one may match soon.
     """
-    runs = [RunDir(path) for path in sorted(base.iterdir()) if (path / "lock").exists()]
+    runs = _runs(base)
     running = [run for run in runs if is_held(run)]
     if name is not None:
         return _named(running if must_run else runs, name, must_run, base, _starting(base, running))
@@ -257,7 +262,7 @@ def remove_old(base: Path, wall_s: float) -> list[str]:
     Each is renamed while its lock is held, so that a deployment of that name which starts meanwhile makes a new one.
     """
     removed = []
-    for run in [RunDir(path) for path in sorted(base.iterdir()) if (path / "lock").is_file()]:
+    for run in _runs(base):
         with suppress(OSError), run.lock.open("r+") as lock:  # BlockingIOError: it runs
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             kept_s = MONTH_KEPT_S if run.tenants.is_dir() else KEPT_S
