@@ -276,21 +276,15 @@ def _demo(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     import json
 
-    from baton_local.commands.status import as_json, as_text, watch
+    from baton_local.commands.status import as_json, as_text, run_text, watch
     from baton_local.fleet.observation import observe
-    from baton_local.fleet.record import NotUpYetError, read_record
-    from baton_local.fleet.run_dir import RunDir, base_directory, find_run, find_running
-
-    def part(run: RunDir) -> str:
-        try:
-            return as_text(observe(read_record(run)))
-        except NotUpYetError as error:  # of one that starts, next to others
-            return str(error)
+    from baton_local.fleet.record import read_record
+    from baton_local.fleet.run_dir import base_directory, find_run, find_running
 
     def page() -> str:
         base = base_directory()
         if not options.json and options.name is None and len(runs := find_running(base)) > 1:
-            return "\n\n".join(map(part, runs))
+            return "\n\n".join(map(run_text, runs))
         seen = observe(read_record(find_run(base, options.name)))
         return json.dumps(as_json(seen), indent=None if options.watch else 2) if options.json else as_text(seen)
 

@@ -8,8 +8,9 @@ from typing import TextIO
 
 import msgspec
 
-from baton_local.fleet.observation import Link, Observation, ObservedCacheUse, ObservedWorker
-from baton_local.fleet.record import ProcessRecord, RunRecord, TargetRecord
+from baton_local.fleet.observation import Link, Observation, ObservedCacheUse, ObservedWorker, observe
+from baton_local.fleet.record import NotUpYetError, ProcessRecord, RunRecord, TargetRecord, read_record
+from baton_local.fleet.run_dir import RunDir
 from baton_local.text_table import milliseconds, table
 from baton_wire.sketch import Sketch
 
@@ -86,6 +87,14 @@ def as_text(seen: Observation) -> str:
             ),
         ]
     )
+
+
+def run_text(run: RunDir) -> str:
+    """The page of one of several runs; a line for one that has no record yet, since it starts."""
+    try:
+        return as_text(observe(read_record(run)))
+    except NotUpYetError as error:
+        return str(error)
 
 
 def end_lines(processes: Iterable[ProcessRecord]) -> list[str]:

@@ -161,13 +161,8 @@ def _tokens(jwt: _Jwt) -> TokenSettings | None:
     keys = _object_name("jwt.jwks.configMapName", jwt.jwks.config_map_name, "a ConfigMap")
     ca = _object_name("jwt.caBundle.configMapName", jwt.ca_bundle.config_map_name, "a ConfigMap")
     if not jwt.issuer:
-        given = {
-            "audience": jwt.audience,
-            "jwks.url": url,
-            "jwks.configMapName": keys,
-            "caBundle.configMapName": ca,
-        }
-        for field, value in given.items():
+        needed = (("audience", jwt.audience), ("jwks.url", url), ("jwks.configMapName", keys))
+        for field, value in (*needed, ("caBundle.configMapName", ca)):
             if value:
                 raise ValueError(f"{_FLAG}: jwt.issuer: must be given with jwt.{field}")
         return None
