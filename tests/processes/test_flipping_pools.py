@@ -106,5 +106,5 @@ def test_a_flipped_worker_that_dies_comes_back_in_its_present_role(up: Up, sizes
 
     assert wait_for(back, "its next process", 180)["role"] == "decode"
     wait_for(lambda: _pools(up) == {"prefill": 1, "decode": 2} or None, "the sizes to be reported", 60)
-    text = up.run("status").stdout
-    assert re.search(rf"^{name} +decode ", text, re.MULTILINE), text
+    status = up.run("status")
+    assert re.search(rf"^{name} +decode ", status.stdout, re.MULTILINE), status
