@@ -84,17 +84,21 @@ def test_large_sums_are_exact(ranks: int, dtype: torch.dtype) -> None:
     assert same(RankRegions(ranks, "cuda", turn=1).run(parts, rank_sum), rank_sum_reference(parts))
 
 
+@pytest.mark.parametrize("is_pushed", [False, True], ids=["read", "pushed"])
 @pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (1, torch.float16), (PROGRAMS + 3, torch.bfloat16)])
 def test_sum_residual_and_norm_together_are_what_they_are_one_by_one(
-    triton_device: str, rows: int, dtype: torch.dtype
+    triton_device: str, rows: int, dtype: torch.dtype, is_pushed: bool
 ) -> None:
+    from baton_kernels.exchange.gpu.pushed_sum import pushed_sum_norm
+
+    sum_norm = pushed_sum_norm if is_pushed else rank_sum_norm
     parts = parts_of(2, (rows, 96), dtype, triton_device)
     residual, weight = parts_of(2, (rows, 96), dtype, triton_device)[1], torch.rand(96, device=triton_device).to(dtype)
     expected, total = rank_sum_norm_reference(parts, residual, weight, 1e-5)
     residuals: list[Tensor] = []
 
     def call(x: Tensor, region: RankRegion) -> Tensor:
-        normed, added = rank_sum_norm(x, residual, weight, 1e-5, region)
+        normed, added = sum_norm(x, residual, weight, 1e-5, region)
         residuals.append(added)
         return normed
 
@@ -166,28 +170,6 @@ def test_pushed_sums_are_exact_and_leave_empty_places(
     sent = regions.landings(0)[ranks - 1].view(dtype)[:size]
     assert torch.equal(sent, parts[ranks - 1])
     assert not is_lost(regions.of(0))
-
-
-@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (1, torch.float16), (PROGRAMS + 3, torch.bfloat16)])
-def test_pushed_sum_residual_and_norm_are_what_they_are_one_by_one(
-    triton_device: str, rows: int, dtype: torch.dtype
-) -> None:
-    from baton_kernels.exchange.gpu.pushed_sum import pushed_sum_norm
-
-    parts = parts_of(2, (rows, 96), dtype, triton_device)
-    residual, weight = parts_of(2, (rows, 96), dtype, triton_device)[1], torch.rand(96, device=triton_device).to(dtype)
-    expected, total = rank_sum_norm_reference(parts, residual, weight, 1e-5)
-    residuals: list[Tensor] = []
-
-    def call(x: Tensor, region: RankRegion) -> Tensor:
-        normed, added = pushed_sum_norm(x, residual, weight, 1e-5, region)
-        residuals.append(added)
-        return normed
-
-    first, second = RankRegions(2, triton_device).run(parts, call)
-    assert torch.equal(first, second)
-    assert same(residuals, total)
-    torch.testing.assert_close(first, expected, rtol=2**-6, atol=2**-6)
 
 
 def test_words_that_look_empty_are_sent_as_other_ones(triton_device: str) -> None:

@@ -201,76 +201,19 @@ def _multiply(
         next_rows = end_of_rows(table, block, ROW_BLOCKS) - first_row(table, block, ROW_BLOCKS)
         if R == LARGE_ROWS and rows <= R // 4:
             _multiply_tile(
-                c,
-                item,
-                bias_ptr,
-                out_ptr,
-                table,
-                w_boxes,
-                x_boxes,
-                scale_boxes,
-                ready,
-                free,
-                tiles,
-                features,
-                lines,
-                ROW_BLOCKS,
-                limit,
-                alpha,
-                AHEAD,
-                STAGES,
-                SIDES,
-                R // 4,
-                GROUP,
-            )
+                c, item, bias_ptr, out_ptr, table, w_boxes, x_boxes, scale_boxes, ready, free, tiles, features, lines,
+                ROW_BLOCKS, limit, alpha, AHEAD, STAGES, SIDES, R // 4, GROUP,
+            )  # fmt: skip
         elif R == LARGE_ROWS and rows <= R // 2:
             _multiply_tile(
-                c,
-                item,
-                bias_ptr,
-                out_ptr,
-                table,
-                w_boxes,
-                x_boxes,
-                scale_boxes,
-                ready,
-                free,
-                tiles,
-                features,
-                lines,
-                ROW_BLOCKS,
-                limit,
-                alpha,
-                AHEAD,
-                STAGES,
-                SIDES,
-                R // 2,
-                GROUP,
-            )
+                c, item, bias_ptr, out_ptr, table, w_boxes, x_boxes, scale_boxes, ready, free, tiles, features, lines,
+                ROW_BLOCKS, limit, alpha, AHEAD, STAGES, SIDES, R // 2, GROUP,
+            )  # fmt: skip
         else:
             _multiply_tile(
-                c,
-                item,
-                bias_ptr,
-                out_ptr,
-                table,
-                w_boxes,
-                x_boxes,
-                scale_boxes,
-                ready,
-                free,
-                tiles,
-                features,
-                lines,
-                ROW_BLOCKS,
-                limit,
-                alpha,
-                AHEAD,
-                STAGES,
-                SIDES,
-                R,
-                GROUP,
-            )
+                c, item, bias_ptr, out_ptr, table, w_boxes, x_boxes, scale_boxes, ready, free, tiles, features, lines,
+                ROW_BLOCKS, limit, alpha, AHEAD, STAGES, SIDES, R, GROUP,
+            )  # fmt: skip
         rows = next_rows
         c += lines
 
