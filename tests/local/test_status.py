@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from baton_local.client import Answer, AnswerEnd
 from baton_local.commands.demo import report
 from baton_local.commands.status import as_json, as_text
+from baton_local.fleet import observation as fleet_observation
 from baton_local.fleet.observation import GatewayState, Link, Observation, ObservedCacheUse, ObservedWorker, Transfer
 from baton_local.fleet.own_deployment import OwnDeploymentError, check_moved, is_paired, is_settled
 from baton_testing.processes.run_record import DECODE, GATEWAY, PREFILL, RUN_RECORD
@@ -70,7 +71,7 @@ def test_text_shows_every_process_and_latency() -> None:
 
 
 def test_the_end_of_a_former_process_is_shown_with_its_cause() -> None:
-    """Found: after a restart nothing but the terminal of `baton up` said why Baton had killed a worker."""
+    """Found: after a restart only the terminal of `baton up` showed why Baton had killed a worker."""
     cause = "killed by Baton: it did not answer for 30 s"
     ended = dataclasses.replace(PREFILL, starts=2, last_end=cause, last_end_s=time.monotonic() - 200.0)
     seen = dataclasses.replace(observation(), workers=((ended, SENT), (DECODE, RECEIVED)))
@@ -113,6 +114,17 @@ def test_a_worker_that_does_not_answer_is_silent_and_not_ready() -> None:
     assert status["workers"][1]["silent_s"] == pytest.approx(12.2, abs=5.0)
     assert status["pools"]["decode"] == {"workers": 1, "ready": 0, "ranks": 1}
     assert "chat-decode-b-0   decode   silent " in as_text(observation(decode=None)), "before the first missed check"
+
+
+@pytest.mark.parametrize("page", [{}, {"error": "busy"}, {"workers": [{}], "latency": {}}], ids=str)
+def test_a_gateway_whose_page_is_of_another_version_is_unknown_and_no_crash(
+    monkeypatch: pytest.MonkeyPatch, page: dict[str, object]
+) -> None:
+    monkeypatch.setattr(fleet_observation, "get_json", lambda base, path: page)
+    record = replace(RUN_RECORD, processes=(dataclasses.replace(GATEWAY, admin_port=9001),))
+    seen = fleet_observation.observe(record)
+    assert seen.seen_by_gateway == GatewayState()
+    assert GATEWAY.name in as_text(seen)
 
 
 def test_lanes_name_both_workers_and_say_what_they_reach_now() -> None:

@@ -99,7 +99,7 @@ class _Page(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class GatewayState:
-    """The state of all gateway processes together; empty when none answers."""
+    """The state of all gateway processes together; empty when none answers, or not with a gateway's state page."""
 
     links: dict[str, str] = field(default_factory=dict)
     """Worker address → `live`, `suspect` or `draining`."""
@@ -146,7 +146,10 @@ def _gateway_state(gateway: ProcessRecord | None) -> GatewayState:
     if gateway is None or gateway.admin_port is None:
         return GatewayState()
     raw = get_json(f"http://127.0.0.1:{gateway.admin_port}", "/state")
-    return GatewayState() if raw is None else merge_gateways([raw])
+    try:
+        return GatewayState() if raw is None else merge_gateways([raw])
+    except msgspec.ValidationError:
+        return GatewayState()
 
 
 def with_lost_time(seen: Observation) -> Observation:
