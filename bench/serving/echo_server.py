@@ -40,8 +40,9 @@ def application(step_s: float) -> web.Application:
     return app
 
 
-async def serve(announce: Path, step_s: float) -> None:
-    runner = web.AppRunner(application(step_s), access_log=None)
+async def serve(app: web.Application, announce: Path) -> None:
+    """Serve on any port of the loopback, which the file `announce` then names, until the process ends."""
+    runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     announce.with_suffix(".draft").write_text(json.dumps({"port": runner.addresses[0][1]}))
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--announce", type=Path, required=True)
     parser.add_argument("--step-ms", type=float, default=20.0)
     options = parser.parse_args()
-    asyncio.run(serve(options.announce, options.step_ms / 1e3))
+    asyncio.run(serve(application(options.step_ms / 1e3), options.announce))
 
 
 if __name__ == "__main__":
