@@ -131,6 +131,12 @@ def greedy(prompt: tuple[int, ...], max_tokens: int, *, ignore_end: bool = False
         return Greedy(tuple(continued.ids[:length]), tuple(continued.margins[:length]))
 
 
+def sure_text(question: str, max_tokens: int) -> str:
+    """The beginning of the greedy answer on which two implementations surely agree."""
+    answer = greedy(chat_ids(question), max_tokens)
+    return text_of(answer.ids[: answer.safe_tokens()]).rstrip("\ufffd")
+
+
 @torch.inference_mode()
 def logprobs(prompt: tuple[int, ...], max_tokens: int) -> list[float]:
     """Log-probability of each token of the greedy continuation."""
