@@ -48,7 +48,7 @@ class LaneVerdict:
         self.problems.extend(f"{lane}: {problem}" for problem in other.problems)
 
     def save(self, path: Path, name: str, machine: Machine, notes: Sequence[str]) -> None:
-        """Write one JSON file, for whoever started the campaign and reads its outcome later."""
+        """Write one JSON file, which is read after the campaign has ended."""
         draft = path.with_suffix(".draft")
         record: dict[str, object] = {"campaign": name, "holds": not self.problems, "machine": machine.as_json()}
         record |= {"notes": list(notes), "counts": dict(self.counts), "num_problems": len(self.problems)}

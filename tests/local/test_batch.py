@@ -248,11 +248,11 @@ def test_a_corrected_batch_asks_again_what_was_refused_and_each_line_has_one_ans
     (tmp_path / "in").write_text("\n".join(good) + "\n")
     capsys.readouterr()
     assert main(arguments(tmp_path)) == 0
-    said = capsys.readouterr().err
-    assert "baton: of them 1 refused, with 400; first: " in said
-    assert "baton: other refusals in " in said
-    assert "of lines that IN does not have (any more): 2\n" in said
-    assert "--retry-refused" in said
+    errors = capsys.readouterr().err
+    assert "baton: of them 1 refused, with 400; first: " in errors
+    assert "baton: other refusals in " in errors
+    assert "of lines that IN does not have (any more): 2\n" in errors
+    assert "--retry-refused" in errors
     assert len((tmp_path / "out").read_text().splitlines()) == 6, "four lines, and two refusals of former ones"
 
     assert main([*arguments(tmp_path), "--retry-refused"]) == 0

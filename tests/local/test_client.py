@@ -103,7 +103,7 @@ def test_a_refusal_is_shown_in_the_services_words(endpoint: str, stream: bool) -
 
 
 def test_a_missing_key_names_the_variable_that_has_it(endpoint: str) -> None:
-    """Found: next to LLMTenants `baton ask` said that the key was missing, and not where it looks for one."""
+    """Found: next to LLMTenants `baton ask` reported a missing key, and not where it looks for one."""
     with pytest.raises(AnswerError, match=r"missing or unknown\. \(the key that is sent: the variable BATON_API_KEY\)"):
         ask(endpoint, chat("locked", "Hi"))
 

@@ -65,7 +65,7 @@ def test_a_restart_tells_how_the_process_ended(tmp_path: Path) -> None:
 
 
 def test_a_restart_says_why_baton_killed_the_process(tmp_path: Path) -> None:
-    """Found: only the terminal of `baton up` said it, and the history blamed an unknown SIGKILL."""
+    """Found: only the terminal of `baton up` showed it, and the history blamed an unknown SIGKILL."""
     kept = KeptHistory(tmp_path / "history.json", keep, 0.0)
     kept.look(FACTS, {}, 1.0, 0.0)
     kept.note_end("chat-decode-0", -9, "did not answer for 30 s")

@@ -86,7 +86,7 @@ def test_a_plan_ends_in_a_sentence_with_what_fits(capsys: pytest.CaptureFixture[
 
 
 def test_a_plan_says_which_load_it_assumes_and_counts_workers_for_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
-    """Found: no load was named, `--rate` was "did you mean --price", and nobody was told how many workers to run."""
+    """Found: no load was named, `--rate` was "did you mean --price", and no output named the number of workers."""
     assert main(["plan"]) == 0
     printed = capsys.readouterr().out
     assert "prompts of 1155 and answers of 211 tokens (--prompt, --output), TPOT 25 ms (--tpot), no rate" in printed

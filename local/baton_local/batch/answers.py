@@ -2,7 +2,7 @@
 
 A file is accepted when it is new, or when it contains answers of a batch and nothing else. An interrupted write leaves
 at most one torn line, and only that is cut off: it begins like an answer, and follows whole answers. Refusals leave the
-file only when a run is told to ask them again.
+file only when a run has to ask them again.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_requests_without_an_answer_count_as_missed() -> None:
 
 
 def test_refusals_are_named_and_a_pool_that_keeps_its_target_is_not_blamed_for_them() -> None:
-    """Found: with every answer within the target, decode's reason said that 80 of 200 had missed it."""
+    """Found: with every answer within the target, decode's reason reported that 80 of 200 had missed it."""
     text = reason(Lateness(200, 80.0, 0.0208, 80), per_s=1.0)
     assert text.endswith(
         "80 of 200 requests in the last minute were refused or failed; "

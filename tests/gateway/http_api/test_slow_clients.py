@@ -181,7 +181,7 @@ async def test_a_stream_knows_since_when_its_client_is_behind(text: TextModel) -
 async def test_a_client_that_takes_nothing_of_a_small_answer_has_not_read_since_it_took_something(
     text: TextModel,
 ) -> None:
-    """Found: it is not behind, so its record said that the answer was decoded until it was cut off."""
+    """Found: it is not behind, so its record counted the time until it was cut off as decoding."""
     writer, transport = StreamingWriter(), StuckTransport()
     writer.begin(with_logprobs(text, 1))
     writer.attach(cast(Any, transport), True)

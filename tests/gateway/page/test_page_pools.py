@@ -58,7 +58,7 @@ def test_without_announced_sizes_it_is_not_known_what_is_missing() -> None:
 
 
 def test_requests_that_are_held_for_a_busy_prefill_pool_name_that_pool() -> None:
-    """Found: with all workers alive the page said "Missing or lost workers", and never a pool's name."""
+    """Found: with all workers alive the page showed "Missing or lost workers", and never a pool's name."""
     trail = Trail(10.0, 0.1)
     for at_s, moment in ((10.01, Moment.OFFERED), (10.02, Moment.ADMITTED), (10.03, Moment.PREPARED)):
         trail.mark(at_s, moment)

@@ -69,7 +69,7 @@ def test_the_largest_part_comes_first_and_the_blamed_worker_is_named() -> None:
 
 
 def test_a_client_that_read_too_slowly_is_named_before_the_largest_part() -> None:
-    """Found: the story blamed decoding, and nothing said that the gateway had closed the connection."""
+    """Found: the story blamed decoding, and nothing showed that the gateway had closed the connection."""
     facts = TrailFacts("id-1", "team", "m", "cancelled", "slow_client", 1e9, 5_000, 20)
     title, verdict, largest, *_ = tell_story(build_record(keep(trail(), facts))).splitlines()
     assert title.startswith("id-1: cancelled (slow_client) after 2.01 s")
@@ -110,7 +110,7 @@ def test_a_deployment_that_cannot_be_asked_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Found: one gateway without an answer, or one `baton up` that was starting, ended the command for all of them; and
-    where no gateway ran, no message said so.
+    where no gateway ran, no message reported it.
     """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     base = base_directory()
